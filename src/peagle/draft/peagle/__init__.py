@@ -1,0 +1,1 @@
+"""P-EAGLE: a small network that reads the target's features and predicts K tokens in one pass."""

@@ -1,0 +1,88 @@
+"""P-EAGLE drafters in one safetensors file: the configuration in its header, then the weights."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from peagle.draft.peagle.config import PEagleConfig
+from peagle.draft.peagle.tensors import check_tensors
+from peagle.errors import CheckpointError
+
+FORMAT: Final = "peagle-drafter-1"
+
+
+def save_drafter(
+    path: Path, config: PEagleConfig, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Write a drafter; a file of that name is replaced only once the new one is complete.
+
+    Args:
+        path: Where.
+        config: The network's shape.
+        tensors: Its weights by name (`tensors.tensor_shapes`), in the dtype they are kept in.
+
+    Raises:
+        CheckpointError: The weights are not those of such a network, or hold NaN or infinity.
+    """
+    check_tensors(config, tensors, "The drafter")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    weights = {name: found.detach().cpu().contiguous() for name, found in tensors.items()}
+    try:
+        save_file(weights, unfinished, {"format": FORMAT, "config": config.to_json()})
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def read_config(path: Path) -> PEagleConfig:
+    """Read a drafter's configuration without its weights.
+
+    Raises:
+        CheckpointError: The file is missing, truncated, or not a drafter.
+    """
+    return _read(path, weights=False)[0]
+
+
+def load_drafter(path: Path) -> tuple[PEagleConfig, dict[str, torch.Tensor]]:
+    """Read a drafter's configuration and its weights by name.
+
+    Raises:
+        CheckpointError: The file is missing, truncated or not a drafter, or its weights are not
+            exactly those of the configuration, or hold NaN or infinity.
+    """
+    config, tensors = _read(path, weights=True)
+    check_tensors(config, tensors, str(path))
+    return config, tensors
+
+
+def _read(path: Path, *, weights: bool) -> tuple[PEagleConfig, dict[str, torch.Tensor]]:
+    if not path.is_file():
+        raise CheckpointError(
+            f"There is no drafter file {path}.",
+            remedy="Check the path, or train a drafter first.",
+            field="drafter",
+        )
+    try:
+        with safe_open(path, framework="pt") as opened:
+            metadata = opened.metadata() or {}
+            names = opened.keys() if weights else []
+            tensors = {name: opened.get_tensor(name) for name in names}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as safetensors ({error}).",
+            remedy="The file is truncated or corrupt; fetch the drafter again.",
+            field="drafter",
+        ) from error
+    if metadata.get("format") != FORMAT or "config" not in metadata:
+        raise CheckpointError(
+            f"{path} is not a drafter of this program: its header has the format "
+            f"{metadata.get('format')!r} instead of {FORMAT!r}.",
+            remedy="Give a drafter that was trained or imported here.",
+            field="drafter",
+        )
+    return PEagleConfig.from_json(metadata["config"]), tensors

@@ -1,0 +1,146 @@
+"""One answer on its way: what it has read, written and drafted so far."""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+
+from peagle.draft.peagle import DrafterState
+from peagle.draft.proposer import Proposer
+from peagle.draft.tree import EMPTY_TREE, CandidateTree, Source
+from peagle.engine.choice import TokenChooser
+from peagle.engine.logprobs import TokenLogprobs, token_logprobs
+from peagle.engine.statistics import SpeculationStatistics
+from peagle.engine.stops import StopRule
+from peagle.engine.verification import Walk
+from peagle.model.kv_cache import SequenceCache
+from peagle.model.rows import SequenceRows
+from peagle.sampling_params import SamplingParams
+from peagle.spec import ParallelDraftingSpec
+
+
+class Origin(Enum):
+    """How an emitted token came about."""
+
+    TARGET = "target"
+    NETWORK = "network"
+    LOOKUP = "lookup"
+    CORPUS = "corpus"
+
+
+_ORIGINS = {
+    Source.NETWORK: Origin.NETWORK,
+    Source.LOOKUP: Origin.LOOKUP,
+    Source.CORPUS: Origin.CORPUS,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One answer of one request.
+
+    Attributes:
+        prompt_ids: The prompt.
+        params: How tokens are chosen and when to stop.
+        spec: How drafts are made; its method is set.
+        positions: Most positions the answer can come to occupy, its prompt included.
+        chooser: The target's choice at a node.
+        stops: When the answer ends; holds its text.
+        proposer: The text sources and the tree; None without speculation.
+        output_ids: Tokens written so far.
+        origins: How each of them came about.
+        logprobs: What the model thought of each, if that was asked for.
+        statistics: What speculation did.
+        cache: Its keys and values; None while it waits and after it ended.
+        drafter: The drafter network's state; None where no network drafts.
+        tree: The drafts being verified in this step.
+    """
+
+    prompt_ids: list[int]
+    params: SamplingParams
+    spec: ParallelDraftingSpec
+    positions: int
+    chooser: TokenChooser
+    stops: StopRule
+    proposer: Proposer | None
+    output_ids: list[int] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    statistics: SpeculationStatistics = field(default_factory=SpeculationStatistics)
+    cache: SequenceCache | None = None
+    drafter: DrafterState | None = None
+    tree: CandidateTree = EMPTY_TREE
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether part of the prompt is still to be read."""
+        return self.cache is None or self.cache.length < len(self.prompt_ids)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer has ended."""
+        return self.stops.finish_reason is not None
+
+    @property
+    def depth_limit(self) -> int:
+        """Most draft tokens that can still be accepted before the length limit."""
+        return self.stops.remaining - 1
+
+    def prompt_rows(self, most: int) -> SequenceRows:
+        """Up to `most` next tokens of the prompt; the last row of all is asked for logits."""
+        assert self.cache is not None
+        start = self.cache.length
+        chunk = self.prompt_ids[start : start + most]
+        last = start + len(chunk) == len(self.prompt_ids)
+        return SequenceRows(self.cache, chunk, logits="last" if last else "none")
+
+    def tree_rows(self) -> SequenceRows:
+        """The last token and the drafts behind it."""
+        assert self.cache is not None
+        tree = self.tree
+        return SequenceRows(
+            self.cache,
+            [self.output_ids[-1], *tree.tokens],
+            [-1, *(parent + 1 for parent in tree.parents)],
+        )
+
+    def take(self, walked: Walk, logits: torch.Tensor, features: torch.Tensor | None) -> None:
+        """Take what a step decided into the answer.
+
+        Args:
+            walked: The walk through the tree.
+            logits: `[1 + nodes, vocab]`, row 0 for the last committed token.
+            features: The same rows' features, `[1 + nodes, taps * hidden]`, if a network drafts.
+        """
+        if self.output_ids:
+            self.statistics.count_step(
+                drafted=len(self.tree.tokens),
+                accepted=len(walked.accepted),
+                emitted=len(walked.emitted),
+            )
+        if self.params.logprobs is not None:
+            self.logprobs.extend(
+                token_logprobs(logits[row], token, self.params.logprobs)
+                for row, token in zip(walked.rows, walked.emitted, strict=True)
+            )
+        self.origins.extend(_ORIGINS[self.tree.sources[node]] for node in walked.accepted)
+        self.origins.extend([Origin.TARGET] * (len(walked.emitted) - len(walked.accepted)))
+        self.output_ids.extend(walked.emitted)
+        if self.finished:
+            return
+        if self.proposer is not None:
+            self.proposer.observe(self.tree, walked.accepted)
+            self.proposer.extend(walked.emitted)
+        if self.drafter is not None and features is not None:
+            self.drafter.observe(walked.emitted, features[walked.rows])
+
+    def read(self, following: SequenceOf[int], features: torch.Tensor) -> None:
+        """Let the drafter network know a part of the prompt.
+
+        Args:
+            following: The tokens that follow the positions read.
+            features: The features of those positions, `[len(following), taps * hidden]`.
+        """
+        if self.drafter is not None:
+            self.drafter.observe(following, features)

@@ -1,0 +1,92 @@
+"""Read a decoder from a Hugging Face folder: `config.json` and safetensors."""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from peagle.errors import CheckpointError
+from peagle.model.config import DecoderConfig
+from peagle.model.rope import pair_neighbours
+
+_INDEX = "model.safetensors.index.json"
+
+
+class FolderCheckpoint:
+    """A Hugging Face folder of the Llama family.
+
+    Args:
+        folder: Where `config.json` and the safetensors files lie.
+
+    Raises:
+        CheckpointError: A file is missing or cannot be read.
+        UnsupportedError: The architecture is not one we run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = DecoderConfig.from_hugging_face(_read_json(folder / "config.json"))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every weight by name, memory-mapped, query and key rows in neighbouring pairs.
+
+        Raises:
+            CheckpointError: A shard is missing, truncated or corrupt.
+        """
+        found: dict[str, torch.Tensor] = {}
+        with ExitStack() as stack:
+            for shard in self._shards():
+                try:
+                    opened = stack.enter_context(safe_open(shard, framework="pt"))
+                    for name in opened.keys():  # noqa: SIM118  (not a mapping)
+                        found[name] = opened.get_tensor(name)
+                except (SafetensorError, OSError) as error:
+                    raise CheckpointError(
+                        f"{shard} cannot be read as safetensors ({error}).",
+                        remedy="The file is truncated or corrupt; fetch it again.",
+                        field="model",
+                    ) from error
+        for name, weight in found.items():
+            if name.endswith("self_attn.q_proj.weight"):
+                found[name] = pair_neighbours(weight, self.config.num_heads)
+            elif name.endswith("self_attn.k_proj.weight"):
+                found[name] = pair_neighbours(weight, self.config.num_kv_heads)
+        return found
+
+    def _shards(self) -> list[Path]:
+        index = self.folder / _INDEX
+        if index.is_file():
+            names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+            shards = [self.folder / name for name in names]
+        else:
+            shards = sorted(self.folder.glob("*.safetensors"))
+        missing = [shard.name for shard in shards if not shard.is_file()]
+        if missing or not shards:
+            raise CheckpointError(
+                f"{self.folder} lacks {', '.join(missing) or 'a safetensors file'}.",
+                remedy="Fetch the model again; only safetensors and GGUF are read.",
+                field="model",
+            )
+        return shards
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        read = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror}).",
+            remedy="A model folder holds config.json and safetensors files.",
+            field="model",
+        ) from error
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is not valid JSON ({error}).", remedy="Fetch it again.", field="model"
+        ) from error
+    if not isinstance(read, dict):
+        raise CheckpointError(
+            f"{path} does not hold an object.", remedy="Fetch it again.", field="model"
+        )
+    return read

@@ -1,0 +1,391 @@
+"""Build a tokenizer from the vocabulary that a GGUF file carries in its metadata.
+
+Keys are those of the GGUF specification (`tokenizer.ggml.*`). A GGUF names its pre-tokeniser
+instead of describing it, so the splitting rules of the models this engine runs are a table here.
+"""
+
+import mmap
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import numpy as np
+import tokenizers
+from gguf.constants import GGUFValueType, TokenType
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from peagle.errors import CheckpointError, ModelNotFoundError, UnsupportedError
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+_GPT2_SPLIT: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_AFTER_NUMBERS: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3_SPLIT: Final = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _AFTER_NUMBERS
+_QWEN2_SPLIT: Final = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _AFTER_NUMBERS
+_UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN_SPLIT: Final = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _ByteLevelFamily:
+    """What the name of a pre-tokeniser stands for.
+
+    Attributes:
+        splits: Patterns applied one after the other; each match becomes a piece of its own.
+        whole_pieces_first: A piece that is a token itself is not built from merges.
+        adds_bos: Plain prompts start with the beginning-of-sequence token.
+        composes: Text is normalised to NFC first.
+        end_tokens: End-of-turn tokens of the makers' generation_config.json, which a GGUF drops.
+    """
+
+    splits: tuple[str, ...]
+    whole_pieces_first: bool = False
+    adds_bos: bool = False
+    composes: bool = False
+    end_tokens: tuple[str, ...] = ()
+
+
+_GPT2: Final = _ByteLevelFamily((_GPT2_SPLIT,))
+_LLAMA3: Final = _ByteLevelFamily(
+    (_LLAMA3_SPLIT,),
+    whole_pieces_first=True,
+    adds_bos=True,
+    end_tokens=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
+)
+
+# The patterns are those of the models' tokenizer.json; "default" is what llama.cpp falls back to.
+_BYTE_LEVEL_FAMILIES: Final[Mapping[str, _ByteLevelFamily]] = {
+    "default": _ByteLevelFamily(
+        (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_SPLIT, r"\p{N}+", r"[0-9][0-9][0-9]")
+    ),
+    "gpt-2": _GPT2,
+    "olmo": _GPT2,
+    "smollm": _ByteLevelFamily((r"\p{N}", _GPT2_SPLIT)),
+    "starcoder": _ByteLevelFamily((r"\p{N}", _GPT2_SPLIT)),
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _ByteLevelFamily(
+        (_QWEN2_SPLIT,), composes=True, end_tokens=("<|endoftext|>", "<|im_end|>")
+    ),
+    "tekken": _ByteLevelFamily((_TEKKEN_SPLIT,), whole_pieces_first=True, adds_bos=True),
+}
+
+
+def read_gguf_metadata(source: "str | Path | GGUFReader") -> dict[str, Any]:
+    """Read the key-value part of a GGUF file, arrays as lists.
+
+    `gguf.GGUFReader` makes an array object per token and merge, which takes seconds for a usual
+    vocabulary; this walks the same bytes in a tenth of a second.
+
+    Args:
+        source: The file, or an open reader of it.
+
+    Raises:
+        ModelNotFoundError: There is no such file.
+        CheckpointError: The file is not a GGUF file, or ends too early.
+        UnsupportedError: It is a version of the format that this does not read.
+    """
+    if not isinstance(source, (str, Path)):
+        return _MetadataScan(source.data.data, str(source.data.filename)).read()
+    try:
+        with (
+            Path(source).open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as view,
+        ):
+            return _MetadataScan(view, str(source)).read()
+    except (OSError, ValueError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        kind = ModelNotFoundError if missing else CheckpointError
+        raise kind(
+            f"{source} cannot be read as a GGUF file: {error}.",
+            remedy="Check the path." if missing else "Fetch the model again.",
+            field="model",
+        ) from None
+
+
+class _MetadataScan:
+    """One walk over the header of a little-endian GGUF file (GGUF specification, versions 2, 3)."""
+
+    _SCALARS: Final[Mapping[int, str]] = {
+        GGUFValueType.UINT8: "B",
+        GGUFValueType.INT8: "b",
+        GGUFValueType.UINT16: "H",
+        GGUFValueType.INT16: "h",
+        GGUFValueType.UINT32: "I",
+        GGUFValueType.INT32: "i",
+        GGUFValueType.FLOAT32: "f",
+        GGUFValueType.BOOL: "?",
+        GGUFValueType.UINT64: "Q",
+        GGUFValueType.INT64: "q",
+        GGUFValueType.FLOAT64: "d",
+    }
+
+    def __init__(self, data: memoryview, name: str) -> None:
+        self._data = data
+        self._name = name
+        self._at = 0
+
+    def read(self) -> dict[str, Any]:
+        if bytes(self._data[:4]) != b"GGUF":
+            self._refuse("does not start with the letters GGUF")
+        try:
+            version, _tensors, pairs = struct.unpack_from("<IQQ", self._data, 4)
+            if version not in (2, 3):
+                raise UnsupportedError(
+                    f"{self._name} is a GGUF file of version {version}.",
+                    remedy="This engine reads versions 2 and 3, little-endian; convert it again.",
+                    field="model",
+                )
+            self._at = 24
+            metadata = {}
+            for _ in range(pairs):
+                (key,) = self._strings(1)
+                metadata[key] = self._value(self._scalar("I"))
+            return metadata
+        except struct.error:
+            self._refuse("ends within its metadata")
+        except UnicodeDecodeError as error:
+            self._refuse(f"holds text that is not UTF-8 after byte {self._at} ({error.reason})")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise CheckpointError(
+            f"{self._name} is not a whole GGUF file: it {what}.",
+            remedy="Fetch the model again.",
+            field="model",
+        )
+
+    def _scalar(self, code: str) -> Any:
+        (value,) = struct.unpack_from("<" + code, self._data, self._at)
+        self._at += struct.calcsize("<" + code)
+        return value
+
+    def _strings(self, count: int) -> list[str]:
+        data, size, at, texts = self._data, len(self._data), self._at, []
+        length_at = struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            (length,) = length_at(data, at)
+            at += 8 + length
+            if at > size:
+                self._refuse("ends within its metadata")
+            texts.append(str(data[at - length : at], "utf-8"))
+        self._at = at
+        return texts
+
+    def _value(self, kind: int) -> Any:
+        if kind == GGUFValueType.STRING:
+            return self._strings(1)[0]
+        if kind == GGUFValueType.ARRAY:
+            kind, count = self._scalar("I"), self._scalar("Q")
+            if kind == GGUFValueType.STRING:
+                return self._strings(count)
+            numbers = struct.Struct(f"<{count}{self._code(kind)}")
+            values = list(numbers.unpack_from(self._data, self._at))
+            self._at += numbers.size
+            return values
+        return self._scalar(self._code(kind))
+
+    def _code(self, kind: int) -> str:
+        if kind not in self._SCALARS:
+            self._refuse(f"has a value of the unknown type {kind} before byte {self._at}")
+        return self._SCALARS[kind]
+
+
+class GGUFVocabulary:
+    """The vocabulary of a GGUF file: its tokens, how text is cut into them, and their roles.
+
+    Args:
+        metadata: The file's key-value pairs.
+
+    Raises:
+        CheckpointError: The metadata lacks a vocabulary or contradicts itself.
+        UnsupportedError: The kind of tokenizer or the pre-tokeniser is not known here.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self._metadata = metadata
+        self._model = metadata.get("tokenizer.ggml.model")
+        self._tokens = self._array("tokens", str)
+        if not self._tokens or self._model is None:
+            raise _contradiction("carries no tokenizer (tokenizer.ggml.model and .tokens)")
+        types = self._array("token_type", int) or [TokenType.NORMAL] * self.size
+        if len(types) != self.size:
+            raise _contradiction(f"has {self.size} tokens, but {len(types)} token types")
+        self._types = np.asarray(types)
+        if self._model not in ("gpt2", "llama"):
+            raise UnsupportedError(
+                f"tokenizer.ggml.model is {self._model!r}, a kind of tokenizer not supported here.",
+                remedy="Supported are gpt2 (byte-level BPE) and llama (SentencePiece BPE); "
+                "or use the model's Hugging Face folder with its tokenizer.json.",
+                field="tokenizer.ggml.model",
+            )
+        self._family = self._byte_level_family() if self._model == "gpt2" else None
+
+    @property
+    def size(self) -> int:
+        """Token ids, unused ones included."""
+        return len(self._tokens)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template for conversations, if the file has one."""
+        template = self._metadata.get("tokenizer.chat_template")
+        return template if isinstance(template, str) else None
+
+    def special_id(self, role: str) -> int | None:
+        """Id of the token with a role: "bos", "eos", "eot", "eom", "unknown"."""
+        token_id = self._metadata.get(f"tokenizer.ggml.{role}_token_id")
+        if token_id is None:
+            return None
+        if not isinstance(token_id, int) or not 0 <= token_id < self.size:
+            raise _contradiction(
+                f"has {role}_token_id = {token_id!r}, outside its {self.size} tokens"
+            )
+        return token_id
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens at which generation stops."""
+        by_role = [self.special_id(role) for role in ("eos", "eot", "eom")]
+        texts = self._family.end_tokens if self._family else ()
+        by_text = [i for i in self._ids_of(TokenType.CONTROL) if self._tokens[i] in texts]
+        return frozenset(i for i in [*by_role, *by_text] if i is not None)
+
+    def build(self) -> tokenizers.Tokenizer:
+        """Make the tokenizer; its post-processor adds what the file says plain prompts begin with.
+
+        Raises:
+            CheckpointError: Tokens are repeated, or merges do not fit the tokens.
+        """
+        core = self._byte_level(self._family) if self._family else self._sentence_piece()
+        core.add_special_tokens(self._added(TokenType.CONTROL, TokenType.UNKNOWN))
+        core.add_tokens(self._added(TokenType.USER_DEFINED))
+        core.post_processor = self._prompt_frame()
+        return core
+
+    def _array(self, name: str, kind: type) -> Any:
+        """Get a list, empty where the file has none; a GGUF array has values of one type."""
+        values = self._metadata.get(f"tokenizer.ggml.{name}", [])
+        if not isinstance(values, list) or (values and not isinstance(values[0], kind)):
+            raise _contradiction(f"has a tokenizer.ggml.{name} that is no list of {kind.__name__}")
+        return values
+
+    def _byte_level_family(self) -> _ByteLevelFamily:
+        name = self._metadata.get("tokenizer.ggml.pre")
+        family = _BYTE_LEVEL_FAMILIES.get(name) if isinstance(name, str) else None
+        if family is not None:
+            return family
+        known = ", ".join(_BYTE_LEVEL_FAMILIES)
+        raise UnsupportedError(
+            "The GGUF file does not say how its tokenizer splits text (no tokenizer.ggml.pre)."
+            if name is None
+            else f"tokenizer.ggml.pre is {name!r}, a way of splitting text not known here.",
+            remedy="Convert the model again with a current converter, or use its Hugging Face "
+            f"folder with tokenizer.json. Known: {known}.",
+            field="tokenizer.ggml.pre",
+        )
+
+    def _byte_level(self, family: _ByteLevelFamily) -> tokenizers.Tokenizer:
+        written = self._array("merges", str)
+        merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in written)]
+        core = self._bpe(merges, ignore_merges=family.whole_pieces_first)
+        core.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                *(pre_tokenizers.Split(Regex(split), "isolated") for split in family.splits),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        if family.composes:
+            core.normalizer = normalizers.NFC()
+        core.decoder = decoders.ByteLevel()
+        return core
+
+    def _sentence_piece(self) -> tokenizers.Tokenizer:
+        """SentencePiece BPE; text gets a space in front, also after special tokens (llama.cpp)."""
+        unknown = self.special_id("unknown")
+        core = self._bpe(
+            self._merges_by_score(),
+            byte_fallback=True,
+            fuse_unk=True,
+            unk_token=None if unknown is None else self._tokens[unknown],
+        )
+        prefix = self._metadata.get("tokenizer.ggml.add_space_prefix", True)
+        spaces = [normalizers.Replace(" ", "▁")]
+        core.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), *spaces] if prefix else spaces
+        )
+        strip = [decoders.Strip(" ", left=1, right=0)] if prefix else []
+        core.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+        )
+        return core
+
+    def _merges_by_score(self) -> list[tuple[str, str]]:
+        """List all ways to make a piece of two, best-scored piece first, as SentencePiece does."""
+        scores = self._array("scores", float)
+        if len(scores) != self.size:
+            raise _contradiction(f"has {self.size} tokens, but {len(scores)} scores")
+        score_of = {self._tokens[i]: scores[i] for i in self._ids_of(TokenType.NORMAL)}
+        ranked = [
+            (-score, -cut, cut - len(token), token[:cut], token[cut:])
+            for token, score in score_of.items()
+            for cut in range(1, len(token))
+            if token[:cut] in score_of and token[cut:] in score_of
+        ]
+        ranked.sort(key=itemgetter(0, 1, 2))
+        return [(left, right) for *_, left, right in ranked]
+
+    def _bpe(self, merges: Sequence[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
+        vocabulary = dict(zip(self._tokens, range(self.size), strict=True))
+        if len(vocabulary) != self.size:
+            token = next(token for i, token in enumerate(self._tokens) if vocabulary[token] != i)
+            raise _contradiction(f"has the token {token!r} twice")
+        for token_id in self._ids_of(TokenType.UNUSED):
+            del vocabulary[self._tokens[token_id]]
+        try:
+            return tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **options))
+        except Exception as error:  # the library raises bare Exception
+            raise _contradiction(f"has merges that do not fit its tokens ({error})") from None
+
+    def _ids_of(self, *kinds: TokenType) -> list[int]:
+        found: list[int] = np.flatnonzero(np.isin(self._types, kinds)).tolist()
+        return found
+
+    def _added(self, *kinds: TokenType) -> list[AddedToken]:
+        special = TokenType.CONTROL in kinds
+        return [
+            AddedToken(self._tokens[i], normalized=False, special=special)
+            for i in self._ids_of(*kinds)
+        ]
+
+    def _prompt_frame(self) -> processors.TemplateProcessing:
+        by_default = self._family.adds_bos if self._family else True
+        frame, used = ["$A"], []
+        for role, default in (("bos", by_default), ("eos", False)):
+            if not self._metadata.get(f"tokenizer.ggml.add_{role}_token", default):
+                continue
+            token_id = self.special_id(role)
+            if token_id is None:
+                raise _contradiction(f"wants {role} around prompts, but has no {role}_token_id")
+            token = self._tokens[token_id]
+            frame = [token, *frame] if role == "bos" else [*frame, token]
+            used.append((token, token_id))
+        return processors.TemplateProcessing(single=frame, special_tokens=used)
+
+
+def _contradiction(what: str) -> CheckpointError:
+    return CheckpointError(
+        f"The GGUF file {what}.",
+        remedy="Fetch the model again, or convert it again.",
+        field="tokenizer.ggml",
+    )

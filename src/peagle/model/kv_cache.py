@@ -1,0 +1,108 @@
+"""Keys and values of committed tokens, in pages of 64 positions under a memory budget."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from peagle.errors import OutOfMemoryBudgetError
+from peagle.model.config import DecoderConfig
+
+PAGE_POSITIONS: Final = 64
+
+
+@dataclass(slots=True, eq=False)
+class SequenceCache:
+    """The pages of one sequence and how much of them is committed.
+
+    Attributes:
+        pages: Page `k` of the pool's numbering holds positions `64 k` to `64 k + 63`.
+        length: Committed positions; the next row stands at this position.
+    """
+
+    pages: list[int] = field(default_factory=list)
+    length: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """Positions that fit in the pages."""
+        return len(self.pages) * PAGE_POSITIONS
+
+
+class KVCache:
+    """A pool of pages `[layers, 2, pages, kv_heads, 64, head_dim]`, keys first, then values.
+
+    Args:
+        config: The model whose keys and values are kept.
+        budget: Most bytes the pool may take.
+        dtype: What keys and values are stored in.
+        device: Where.
+
+    Raises:
+        OutOfMemoryBudgetError: Not even one page fits in the budget.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, *, budget: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.bytes_per_page = page_bytes(config, dtype)
+        self.total_pages = budget // self.bytes_per_page
+        if self.total_pages < 1:
+            raise OutOfMemoryBudgetError(
+                f"kv_cache_bytes is {budget:,}, but one page of {PAGE_POSITIONS} positions takes "
+                f"{self.bytes_per_page:,} bytes.",
+                remedy="Give the KV cache more memory.",
+                field="kv_cache_bytes",
+            )
+        # Zeroed, because 0 * NaN from a stale page would spoil a masked sum. The system hands out
+        # zeroed memory lazily on a CPU, so untouched pages cost nothing.
+        self.pool = torch.zeros(
+            (config.num_layers, 2, self.total_pages, config.num_kv_heads, PAGE_POSITIONS,
+             config.head_dim),
+            dtype=dtype,
+            device=device,
+        )  # fmt: skip
+        self._free = list(range(self.total_pages - 1, -1, -1))
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that no sequence holds."""
+        return len(self._free)
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of the pages that sequences hold."""
+        return (self.total_pages - self.free_pages) * self.bytes_per_page
+
+    @property
+    def total_positions(self) -> int:
+        """Positions that fit in the whole pool."""
+        return self.total_pages * PAGE_POSITIONS
+
+    def fits(self, positions: int) -> bool:
+        """Whether a sequence of so many positions can be opened now."""
+        return pages_for(positions) <= self.free_pages
+
+    def open(self, positions: int) -> SequenceCache:
+        """Reserve pages for a sequence of so many positions, which must fit."""
+        count = pages_for(positions)
+        if count > self.free_pages:
+            raise ValueError(f"{count} pages asked for, {self.free_pages} free")
+        return SequenceCache([self._free.pop() for _ in range(count)])
+
+    def close(self, sequence: SequenceCache) -> None:
+        """Give a sequence's pages back."""
+        self._free.extend(reversed(sequence.pages))
+        sequence.pages = []
+        sequence.length = 0
+
+
+def pages_for(positions: int) -> int:
+    """Pages that hold so many positions."""
+    return -(-positions // PAGE_POSITIONS)
+
+
+def page_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Bytes of one page over all layers."""
+    values = 2 * config.num_layers * config.num_kv_heads * config.head_dim * PAGE_POSITIONS
+    return values * dtype.itemsize

@@ -1,0 +1,66 @@
+"""Products with weights, in the form that the processor multiplies fastest."""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name everyone uses)
+
+from peagle.model.invariance import ROW_COUNTS, RowLadder, agreeing_ladder, cancelling_operands
+
+_PREPACK: Final = ("_reorder_linear_weight", "_linear_pointwise")
+
+
+class Linear:
+    """One weight `[out, in]` and its product.
+
+    bfloat16 weights on a CPU are kept in oneDNN's blocked layout, which this machine's matrix
+    instructions read in order (measured: about twice as fast as `F.linear` for 1 to 64 rows);
+    the plain weight is then not kept.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.shape = (weight.shape[0], weight.shape[1])
+        self.prepacked = prepacks(weight.dtype, weight.device)
+        self._weight = (
+            torch.ops.mkldnn._reorder_linear_weight(weight, 16) if self.prepacked else weight
+        )
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Multiply `rows` `[rows, in]`, giving `[rows, out]`."""
+        if self.prepacked:
+            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+                rows, self._weight, None, "none", [], ""
+            )
+            return product
+        return F.linear(rows, self._weight)
+
+
+def prepacks(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether weights of this kind are kept in oneDNN's blocked layout."""
+    return (
+        dtype == torch.bfloat16
+        and device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        and all(hasattr(torch.ops.mkldnn, name) for name in _PREPACK)
+    )
+
+
+def product_ladder(
+    shapes: Iterable[tuple[int, int]], dtype: torch.dtype, device: torch.device
+) -> RowLadder:
+    """Row counts on which products with weights of these shapes agree, measured.
+
+    Args:
+        shapes: `(out, in)` of every weight.
+        dtype: What products are computed in.
+        device: Where.
+    """
+
+    def product(out: int, inner: int) -> Callable[[int], torch.Tensor]:
+        rows, weight = cancelling_operands(ROW_COUNTS[-1], inner, out, dtype, device)
+        linear = Linear(weight)
+        return lambda count: linear(rows[:count].contiguous())
+
+    return agreeing_ladder([product(out, inner) for out, inner in sorted(set(shapes))])

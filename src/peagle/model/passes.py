@@ -1,0 +1,202 @@
+"""Cut the rows of a step into passes of a verified size, and commit the rows that are kept."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from peagle.model.attention import AttentionPlan, PassPart
+from peagle.model.config import DecoderConfig
+from peagle.model.decoder import LayerMemory
+from peagle.model.invariance import ROW_COUNTS, RowLadder, agreeing_ladder, cancelling_operands
+from peagle.model.kv_cache import PAGE_POSITIONS, KVCache
+from peagle.model.rope import RotaryEmbedding
+from peagle.model.rows import SequenceRows
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Rows that go through the layers together.
+
+    Attributes:
+        first: Where the pass begins among the rows of the step.
+        count: Its rows, without padding.
+        tokens: Their tokens and the padding's, `[padded]`.
+        plan: Which keys each row reads.
+        turns: Rotations of query and key heads, queries scaled,
+            `[padded, heads + kv_heads, head_dim / 2]`.
+        step: The step it belongs to.
+    """
+
+    first: int
+    count: int
+    tokens: torch.Tensor
+    plan: AttentionPlan
+    turns: torch.Tensor
+    step: "PlannedStep"
+
+    def memory(self, layer: int) -> LayerMemory:
+        """What the rows attend to in one layer."""
+        return LayerMemory(
+            self.plan, self.turns, self.step.cache.pool[layer], self.step.uncommitted[layer]
+        )
+
+
+@dataclass(slots=True)
+class PlannedStep:
+    """The rows of a step, cut into passes, with their keys and values until they are committed.
+
+    Attributes:
+        cache: Where committed keys and values are.
+        rows: Rows of each sequence.
+        offsets: Where each sequence's rows begin among the rows of the step.
+        total: Rows of the step.
+        uncommitted: `[layers, 2, total + padding, kv_heads, head_dim]`.
+        passes: In order; a pass reads what the passes before it wrote.
+    """
+
+    cache: KVCache
+    rows: Sequence[SequenceRows]
+    offsets: list[int]
+    total: int
+    uncommitted: torch.Tensor
+    passes: list[Pass]
+
+    def commit(self, kept: Sequence[Sequence[int]]) -> None:
+        """Store the keys and values of rows at the next positions of their sequences.
+
+        Rows that are not named are forgotten. Called once a step.
+
+        Args:
+            kept: For each sequence, rows along one path from its committed end.
+        """
+        rows: list[int] = []
+        pages: list[int] = []
+        places: list[int] = []
+        for part, offset, path in zip(self.rows, self.offsets, kept, strict=True):
+            cache = part.cache
+            for row in path:
+                page, place = divmod(cache.length, PAGE_POSITIONS)
+                rows.append(offset + row)
+                pages.append(cache.pages[page])
+                places.append(place)
+                cache.length += 1
+        if rows:
+            # The two index lists stand apart, so the pool's places come as
+            # [rows, layers, 2, kv_heads, head_dim].
+            values = self.uncommitted[:, :, rows].permute(2, 0, 1, 3, 4)
+            self.cache.pool[:, :, pages, :, places] = values.to(self.cache.pool.dtype)
+
+
+class PassPlanner:
+    """Plans the passes of one decoder.
+
+    Args:
+        config: The decoder's shape.
+        ladder: Agreeing row counts of its products with weights.
+        device: Where it runs.
+
+    Attributes:
+        ladder: As given.
+        query_ladder: Agreeing query counts of its products with a page, measured here.
+    """
+
+    def __init__(self, config: DecoderConfig, ladder: RowLadder, device: torch.device) -> None:
+        self.config = config
+        self.ladder = ladder
+        self.query_ladder = page_ladder(config, device)
+        self._device = device
+        self._rope = RotaryEmbedding(
+            config.head_dim,
+            config.rope_theta,
+            config.rope_scaling,
+            config.context_length,
+            device,
+        )
+        scale = torch.ones(config.num_heads + config.num_kv_heads, device=device)
+        scale[: config.num_heads] = config.head_dim**-0.5
+        self._head_scale = scale[None, :, None]
+
+    def plan(self, cache: KVCache, rows: Sequence[SequenceRows]) -> PlannedStep:
+        """Plan a step over the rows of some sequences, which must fit in their pages."""
+        config, most = self.config, self.ladder.largest
+        offsets, total = [], 0
+        for part in rows:
+            offsets.append(total)
+            total += len(part.tokens)
+        # Left unfilled: a row is read only after the pass that writes it.
+        uncommitted = torch.empty(
+            (config.num_layers, 2, total + most, config.num_kv_heads, config.head_dim),
+            dtype=torch.float32,
+            device=self._device,
+        )
+        step = PlannedStep(cache, rows, offsets, total, uncommitted, [])
+        step.passes.extend(
+            self._pass(step, first, min(first + most, total)) for first in range(0, total, most)
+        )
+        return step
+
+    def _pass(self, step: PlannedStep, first: int, last: int) -> Pass:
+        padded = self.ladder.padded(last - first)
+        tokens, positions = [0] * padded, [0] * padded
+        parts = []
+        for rows, offset in zip(step.rows, step.offsets, strict=True):
+            if offset >= last or offset + len(rows.tokens) <= first:
+                continue
+            part = PassPart(
+                rows=rows,
+                first=max(first - offset, 0),
+                last=min(last - offset, len(rows.tokens)),
+                pass_offset=max(offset - first, 0),
+                step_offset=offset,
+            )
+            parts.append(part)
+            depths = rows.depths()
+            for row in range(part.first, part.last):
+                place = part.pass_offset + row - part.first
+                tokens[place] = rows.tokens[row]
+                positions[place] = rows.cache.length + depths[row]
+        plan = AttentionPlan(
+            parts,
+            padded_rows=padded,
+            step_rows=step.uncommitted.shape[2],
+            step_offset=first,
+            config=self.config,
+            ladder=self.query_ladder,
+            device=self._device,
+        )
+        turns = self._rope.turns(torch.tensor(positions, device=self._device)) * self._head_scale
+        return Pass(
+            first=first,
+            count=last - first,
+            tokens=torch.tensor(tokens, device=self._device),
+            plan=plan,
+            turns=turns,
+            step=step,
+        )
+
+
+def page_ladder(config: DecoderConfig, device: torch.device) -> RowLadder:
+    """Query counts on which the products with a page of keys and of values agree, measured."""
+    shared, head_dim = config.queries_per_kv_head, config.head_dim
+    counts = tuple(shared * count for count in ROW_COUNTS)
+
+    def product(inner: int, out: int, transposed: bool, count: int) -> torch.Tensor:
+        """Give one row for each query of each page, which must all be the same."""
+        rows, weight = cancelling_operands(counts[-1], inner, out, torch.float32, device)
+        results = []
+        for pages in (1, 3, 48):
+            operand = weight.expand(pages, -1, -1).contiguous().transpose(1, 2)
+            if not transposed:
+                operand = operand.contiguous()
+            queries = rows[:count].expand(pages, -1, -1).contiguous()
+            results.append(torch.bmm(queries, operand).view(pages * count, out))
+        return torch.cat(results)
+
+    return agreeing_ladder(
+        [
+            lambda count: product(head_dim, PAGE_POSITIONS, True, count),
+            lambda count: product(PAGE_POSITIONS, head_dim, False, count),
+        ],
+        counts,
+    )

