@@ -18,7 +18,7 @@ _ALLOWED: Final = {
     "top_k": "a whole number of at least 1, or 0 for no limit",
     "min_p": "a number from 0 to 1",
     "seed": "a whole number from 0 to 2**64 - 1",
-    "repetition_penalty": "a number above 0, up to 100 (1 is none)",
+    "repetition_penalty": "a number from 0.01 to 100 (1 is none)",
     "presence_penalty": "a number from -2 to 2",
     "frequency_penalty": "a number from -2 to 2",
     "logit_bias": "token ids with a bias from -100 to 100 each",
@@ -85,7 +85,7 @@ class SamplingParams(BaseModel):
     top_k: int = Field(default=0, ge=0, strict=True)
     min_p: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
     seed: int | None = Field(default=None, ge=0, lt=2**64, strict=True)
-    repetition_penalty: float = Field(default=1.0, gt=0, le=100, allow_inf_nan=False)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100, allow_inf_nan=False)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2, allow_inf_nan=False)
     logit_bias: Mapping[int, float] | None = None

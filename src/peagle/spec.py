@@ -74,10 +74,10 @@ class ParallelDraftingSpec(BaseModel):
                 'method "lookup" needs a text source, but lookup and corpus are both false. '
                 '| Turn one of them on, or choose method "none".'
             )
-        if (
-            {"num_parallel_trees", "max_tree_nodes"} <= told
-            and self.num_parallel_trees > self.max_tree_nodes
-        ):
+        if {
+            "num_parallel_trees",
+            "max_tree_nodes",
+        } <= told and self.num_parallel_trees > self.max_tree_nodes:
             raise ValueError(
                 f"num_parallel_trees is {self.num_parallel_trees}, more than max_tree_nodes "
                 f"({self.max_tree_nodes}). | Each tree needs at least one node: lower the first "

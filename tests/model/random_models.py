@@ -39,9 +39,7 @@ WINDOWED = replace(MISTRAL, sliding_window=70)
 FAMILIES = {"grouped": GROUPED, "llama3": LLAMA3, "mistral": MISTRAL, "windowed": WINDOWED}
 
 
-def reference_model(
-    config: DecoderConfig, seed: int = 0
-) -> LlamaForCausalLM | MistralForCausalLM:
+def reference_model(config: DecoderConfig, seed: int = 0) -> LlamaForCausalLM | MistralForCausalLM:
     """Make transformers' model with random weights, in float32."""
     written = config.to_hugging_face()
     written.pop("architectures")

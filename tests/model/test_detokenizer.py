@@ -120,8 +120,8 @@ def test_no_tokens_give_no_text(smollm2: Tokenizer) -> None:
 
 def test_sentence_piece_bytes_wait_for_the_end_of_their_run(sentence_piece: Tokenizer) -> None:
     parrot = [3 + byte for byte in "🦜".encode()]
-    ñ, dot = 259 + PIECES.index("ñ"), 259 + PIECES.index(".")
-    assert streamed(sentence_piece, [[ñ], parrot, [dot]]) == ["ñ", "", "🦜.", ""]
+    letter, dot = 259 + PIECES.index("ñ"), 259 + PIECES.index(".")
+    assert streamed(sentence_piece, [[letter], parrot, [dot]]) == ["ñ", "", "🦜.", ""]
     assert streamed(sentence_piece, [parrot, parrot[:1]]) == ["", "", "\ufffd" * 5]
 
 

@@ -410,6 +410,11 @@ def test_fingerprint_tells_vocabularies_apart(make_gguf: Callable[..., Path]) ->
     assert all(len(print_) == 64 for print_ in prints)
 
 
+def test_fingerprint_stays_what_drafters_and_corpora_have_stored(smollm2: Tokenizer) -> None:
+    stored = "c4e5a547a3d78b0ad64c7aed236e7b85312530dbd2bc83530f6740fb5eecf052"
+    assert smollm2.fingerprint() == stored
+
+
 def test_fingerprint_of_folder_and_gguf_are_equal(
     smollm2: Tokenizer, reference: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
@@ -541,6 +546,9 @@ def test_folder_stops_at_the_ends_of_its_generation_config(tmp_path: Path) -> No
     assert (tokenizer.eos_token, tokenizer.bos_token) == ("</s>", "<s>")
     (folder / "generation_config.json").unlink()
     assert Tokenizer.from_folder(folder).eos_token_ids == {5, 257}
+    (folder / "config.json").write_text('{"eos_token_id": ["</s>"]}')
+    with pytest.raises(CheckpointError, match="eos_token_id"):
+        Tokenizer.from_folder(folder)
 
 
 @pytest.mark.parametrize("add_bos", [True, False])

@@ -58,6 +58,12 @@ def pull(
     typer.echo(f"{resolved.name} {state}: {resolved.files} ({decimal(resolved.size_bytes)})")
     if resolved.drafter is not None:
         typer.echo(f"Its drafter: {resolved.drafter}")
+    if resolved.files.is_file():
+        from peagle.model.loading import choose_device, choose_dtype
+        from peagle.model.prepared import prepared_folder
+
+        # So that the first answer does not wait for it.
+        prepared_folder(resolved.files, choose_dtype("auto", choose_device("auto")))
 
 
 def _row(entry: CatalogEntry) -> dict[str, str]:

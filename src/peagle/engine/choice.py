@@ -280,9 +280,10 @@ def _nucleus(
     goal = params.top_p * total
     for share in _NUCLEUS_FLOORS:
         floor = top + params.temperature * math.log(share * total)
-        found = _prefix(values[values >= floor], top, goal, params)
+        likely = np.flatnonzero(values >= floor)
+        found = _prefix(values[likely], top, goal, params)
         if found is not None:
-            return _from_threshold(values, *found)
+            return likely[_from_threshold(values[likely], *found)]
     found = _prefix(values, top, goal, params)
     # Rounding can leave the sum of all below a top_p just under 1.
     return np.arange(values.size) if found is None else _from_threshold(values, *found)

@@ -1,21 +1,40 @@
 """The engine's step: admit, draft, verify, commit."""
 
+import time
 from collections import deque
-from collections.abc import Collection, Sequence as SequenceOf
+from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from typing import Final
 
-import torch
+from torch import Tensor
 
-from peagle.draft.peagle import PEagleDrafter
-from peagle.draft.tree import EMPTY_TREE, CandidateTree, NetworkDistributions
+from peagle.draft.distributions import NetworkDistributions
+from peagle.draft.peagle.drafter import PEagleDrafter
+from peagle.draft.tree import CandidateTree
 from peagle.engine.sequence import Sequence
 from peagle.engine.verification import verify
-from peagle.errors import OutOfMemoryBudgetError
+from peagle.errors import OutOfMemoryBudgetError, PeagleError
 from peagle.model.kv_cache import KVCache, pages_for
 from peagle.model.rows import SequenceRows
-from peagle.model.target import TargetModel
+from peagle.model.target import StepOutput, TargetModel
 
 DEFAULT_MAX_CONCURRENT: Final = 32
+
+
+@dataclass(slots=True)
+class StepSeconds:
+    """Where the time of steps went.
+
+    Attributes:
+        drafting: Arranging candidate trees, the drafter network included.
+        target: Target passes.
+        deciding: The target's choices, stops, and committing.
+    """
+
+    drafting: float = 0.0
+    target: float = 0.0
+    deciding: float = 0.0
 
 
 class Engine:
@@ -41,6 +60,7 @@ class Engine:
         self.max_concurrent = max_concurrent
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.seconds = StepSeconds()
 
     def add(self, sequence: Sequence) -> None:
         """Queue an answer.
@@ -49,51 +69,66 @@ class Engine:
             OutOfMemoryBudgetError: It could never fit in the KV cache.
         """
         if pages_for(sequence.positions) > self.kv_cache.total_pages:
-            raise OutOfMemoryBudgetError(
-                f"The request may come to {sequence.positions} tokens, but the KV cache holds "
-                f"{self.kv_cache.total_positions}.",
-                remedy="Lower max_tokens, shorten the prompt, or raise kv_cache_bytes.",
-                field="max_tokens",
-            )
+            raise _too_long(sequence.positions, self.kv_cache, "KV cache")
+        drafter = self._drafter_of(sequence)
+        if (
+            drafter is not None
+            and drafter.pages_for(sequence.positions) > drafter.cache.total_pages
+        ):
+            raise _too_long(sequence.positions, drafter.cache, "drafter's KV cache")
         self.waiting.append(sequence)
 
     def step(self) -> list[Sequence]:
-        """Advance every running answer, and give those that wrote something.
+        """Advance every running answer, and give those that wrote something or failed.
 
-        An answer whose end is reached is closed and its memory freed.
+        An answer that has ended is closed and its memory freed.
         """
         self._admit()
         if not self.running:
             return []
+        began = time.perf_counter()
         rows = self._schedule()
-        wants_features = any(sequence.drafter is not None for sequence, _ in rows)
+        drafted = time.perf_counter()
         output = self.target.forward(
-            self.kv_cache, [part for _, part in rows], features=wants_features
+            self.kv_cache,
+            [part for _, part in rows],
+            features=any(sequence.drafter is not None for sequence, _ in rows),
         )
-        features = output.features or [None] * len(rows)
-        kept, written = [], []
+        verified = time.perf_counter()
+        advanced = self._decide(rows, output)
+        self.seconds.drafting += drafted - began
+        self.seconds.target += verified - drafted
+        self.seconds.deciding += time.perf_counter() - verified
+        return advanced
+
+    def _decide(
+        self, rows: SequenceOf[tuple[Sequence, SequenceRows]], output: StepOutput
+    ) -> list[Sequence]:
+        """Walk every tree, commit what was walked, and close the answers that ended."""
+        kept: list[SequenceOf[int]] = []
+        advanced = []
+        features: SequenceOf[Tensor | None] = output.features or [None] * len(rows)
         for (sequence, part), logits, own in zip(rows, output.logits, features, strict=True):
-            if part.logits == "all":
-                walked = verify(sequence.tree, logits, sequence.chooser, sequence.stops)
-                kept.append(walked.rows)
-                sequence.take(walked, logits, own)
-                written.append(sequence)
+            if sequence.prefilling and own is not None:
+                sequence.read_prompt(part, own)
+            if part.logits == "none":
+                kept.append(range(len(part.tokens)))
                 continue
-            kept.append(list(range(len(part.tokens))))
-            if part.logits == "last":
-                if own is not None:
-                    sequence.read(part.tokens[1:], own[:-1])
-                walked = verify(EMPTY_TREE, logits, sequence.chooser, sequence.stops)
-                sequence.take(walked, logits, own if own is None else own[-1:])
-                written.append(sequence)
-            elif own is not None:
-                end = part.cache.length + len(part.tokens)
-                sequence.read(sequence.prompt_ids[end - len(part.tokens) + 1 : end + 1], own)
+            advanced.append(sequence)
+            try:
+                walked = verify(sequence.tree, logits, sequence.chooser, sequence.stops)
+            except PeagleError as error:
+                # One answer that cannot go on must not take the others with it.
+                sequence.error = error
+                kept.append([])
+                continue
+            kept.append(range(len(part.tokens)) if sequence.prefilling else walked.rows)
+            sequence.take(walked, logits, own)
         output.commit(kept)
-        for sequence in written:
+        for sequence in advanced:
             if sequence.finished:
                 self._close(sequence)
-        return written
+        return advanced
 
     def abort(self, sequences: Collection[Sequence]) -> None:
         """Drop answers, wherever they are, and free their memory."""
@@ -106,13 +141,21 @@ class Engine:
     def _admit(self) -> None:
         """Start waiting answers, first come first served, while there is room."""
         while self.waiting and len(self.running) < self.max_concurrent:
-            if not self.kv_cache.fits(self.waiting[0].positions):
+            sequence = self.waiting[0]
+            drafter = self._drafter_of(sequence)
+            if not self.kv_cache.fits(sequence.positions):
                 return
-            sequence = self.waiting.popleft()
+            if drafter is not None and not drafter.fits(sequence.positions):
+                return
+            self.waiting.popleft()
             sequence.cache = self.kv_cache.open(sequence.positions)
-            if self.drafter is not None and sequence.spec.method == "peagle":
-                sequence.drafter = self.drafter.open(sequence.positions)
+            if drafter is not None:
+                sequence.drafter = drafter.open(sequence.positions)
             self.running.append(sequence)
+
+    def _drafter_of(self, sequence: Sequence) -> PEagleDrafter | None:
+        """The network, if it drafts for this answer."""
+        return self.drafter if sequence.spec.method == "peagle" else None
 
     def _close(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -138,30 +181,40 @@ class Engine:
 
     def _draft(self, writing: SequenceOf[Sequence]) -> None:
         """Arrange the candidate tree of each answer, from one drafter pass over all of them."""
-        drafting = [s for s in writing if s.proposer is not None and s.depth_limit > 0]
-        distributions = self._network(drafting)
         # An adaptive tree leaves the others their rows: all trees together fit in one pass.
         share = self.target.rows_per_pass // max(1, len(writing)) - 1
+        drafting: list[tuple[Sequence, int]] = []
         for sequence in writing:
-            sequence.tree = EMPTY_TREE
-        for sequence, network in zip(drafting, distributions, strict=True):
+            sequence.tree = CandidateTree()
+            most = sequence.spec.max_tree_nodes
+            nodes = min(share, most) if sequence.spec.adaptive else most
+            if sequence.proposer is not None and nodes > 0 and sequence.depth_limit > 0:
+                drafting.append((sequence, nodes))
+        networks = self._networks([sequence for sequence, _ in drafting])
+        for sequence, nodes in drafting:
             assert sequence.proposer is not None
-            nodes = min(share, sequence.spec.max_tree_nodes)
-            if not sequence.spec.adaptive:
-                nodes = sequence.spec.max_tree_nodes
-            if nodes > 0:
-                sequence.tree = sequence.proposer.propose(
-                    network, depth_limit=sequence.depth_limit, node_limit=nodes
-                )
+            sequence.tree = sequence.proposer.propose(
+                networks.get(id(sequence)),
+                depth_limit=sequence.depth_limit,
+                node_limit=nodes,
+            )
 
-    def _network(self, drafting: SequenceOf[Sequence]) -> list[NetworkDistributions | None]:
-        """Ask the network about the answers that it drafts for."""
-        asked = [s for s in drafting if s.drafter is not None]
-        if not asked or self.drafter is None:
-            return [None] * len(drafting)
-        depth = max(s.spec.prediction_depth for s in asked)
-        states = [s.drafter for s in asked if s.drafter is not None]
-        found = dict(zip(map(id, asked), self.drafter.draft(states, depth), strict=True))
+    def _networks(self, drafting: SequenceOf[Sequence]) -> dict[int, NetworkDistributions]:
+        """Ask the network about the answers that it drafts for, by their `id`."""
+        states = {id(s): s.drafter for s in drafting if s.drafter is not None}
+        if not states or self.drafter is None:
+            return {}
+        asked = [sequence for sequence in drafting if id(sequence) in states]
+        depth = max(sequence.spec.prediction_depth for sequence in asked)
         for sequence in asked:
             sequence.statistics.draft_passes += 1
-        return [found.get(id(sequence)) for sequence in drafting]
+        return dict(zip(states, self.drafter.draft(list(states.values()), depth), strict=True))
+
+
+def _too_long(positions: int, cache: KVCache, what: str) -> OutOfMemoryBudgetError:
+    return OutOfMemoryBudgetError(
+        f"The request may come to {positions} tokens, but the {what} holds "
+        f"{cache.total_positions}.",
+        remedy="Lower max_tokens, shorten the prompt, or raise kv_cache_bytes.",
+        field="max_tokens",
+    )

@@ -1,19 +1,20 @@
 """One answer on its way: what it has read, written and drafted so far."""
 
-from collections.abc import Sequence as SequenceOf
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
 
-from peagle.draft.peagle import DrafterState
+from peagle.draft.peagle.drafter import DrafterState
 from peagle.draft.proposer import Proposer
-from peagle.draft.tree import EMPTY_TREE, CandidateTree, Source
+from peagle.draft.tree import CandidateTree, Source
 from peagle.engine.choice import TokenChooser
 from peagle.engine.logprobs import TokenLogprobs, token_logprobs
 from peagle.engine.statistics import SpeculationStatistics
 from peagle.engine.stops import StopRule
 from peagle.engine.verification import Walk
+from peagle.errors import PeagleError
 from peagle.model.kv_cache import SequenceCache
 from peagle.model.rows import SequenceRows
 from peagle.sampling_params import SamplingParams
@@ -55,6 +56,9 @@ class Sequence:
         cache: Its keys and values; None while it waits and after it ended.
         drafter: The drafter network's state; None where no network drafts.
         tree: The drafts being verified in this step.
+        first_token_at: When its first token was written, by `time.perf_counter`; None before.
+        last_token_at: The same for its latest.
+        error: Why it cannot go on, if it cannot.
     """
 
     prompt_ids: list[int]
@@ -70,7 +74,10 @@ class Sequence:
     statistics: SpeculationStatistics = field(default_factory=SpeculationStatistics)
     cache: SequenceCache | None = None
     drafter: DrafterState | None = None
-    tree: CandidateTree = EMPTY_TREE
+    tree: CandidateTree = field(default_factory=CandidateTree)
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    error: PeagleError | None = None
 
     @property
     def prefilling(self) -> bool:
@@ -79,8 +86,8 @@ class Sequence:
 
     @property
     def finished(self) -> bool:
-        """Whether the answer has ended."""
-        return self.stops.finish_reason is not None
+        """Whether the answer has ended or failed."""
+        return self.stops.finish_reason is not None or self.error is not None
 
     @property
     def depth_limit(self) -> int:
@@ -111,8 +118,11 @@ class Sequence:
         Args:
             walked: The walk through the tree.
             logits: `[1 + nodes, vocab]`, row 0 for the last committed token.
-            features: The same rows' features, `[1 + nodes, taps * hidden]`, if a network drafts.
+            features: Features of the step's rows, `[rows, taps * hidden]`, the last of them for
+                those of `logits`, if a network drafts.
         """
+        self.last_token_at = time.perf_counter()
+        self.first_token_at = self.first_token_at or self.last_token_at
         if self.output_ids:
             self.statistics.count_step(
                 drafted=len(self.tree.tokens),
@@ -133,14 +143,17 @@ class Sequence:
             self.proposer.observe(self.tree, walked.accepted)
             self.proposer.extend(walked.emitted)
         if self.drafter is not None and features is not None:
-            self.drafter.observe(walked.emitted, features[walked.rows])
+            verified = features[-len(logits) :]
+            self.drafter.observe(walked.emitted, verified[walked.rows])
 
-    def read(self, following: SequenceOf[int], features: torch.Tensor) -> None:
-        """Let the drafter network know a part of the prompt.
+    def read_prompt(self, part: SequenceRows, features: torch.Tensor) -> None:
+        """Let the drafter network know a chunk of the prompt, all but what is followed by output.
 
         Args:
-            following: The tokens that follow the positions read.
-            features: The features of those positions, `[len(following), taps * hidden]`.
+            part: The chunk, whose rows are not committed yet.
+            features: Its features, `[chunk, taps * hidden]`.
         """
         if self.drafter is not None:
-            self.drafter.observe(following, features)
+            first = part.cache.length + 1
+            following = self.prompt_ids[first : first + len(part.tokens)]
+            self.drafter.observe(following, features[: len(following)])

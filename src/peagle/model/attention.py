@@ -15,8 +15,8 @@ bit. Worked example: 130 committed keys, a tree `0 -> {1 -> 2, 3}`. Rows 0 to 3 
 130 to 132 patched; rows 0, 1, 2 stand on it) and for lane `0, 3` (130 and 131 patched; row 3).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -27,8 +27,14 @@ from peagle.model.invariance import RowLadder
 from peagle.model.kv_cache import PAGE_POSITIONS
 from peagle.model.rows import SequenceRows
 
-# Finite, so that a page without any visible key gives weights of exactly zero and no NaN.
+# Finite, so that a page without any visible key gives no NaN.
 MASKED: Final = -1e30
+# Most rows that share the tail of a lane, as a rule: branches of a candidate tree are short.
+NARROW_ROWS: Final = 4
+# exp of this is the smallest that is still a normal number: MKL's exp was measured four to fifteen
+# times slower on arrays with masked scores in them. (torch's exp2 is as fast as one could wish, but
+# gives an element other bits at the end of an array than inside.)
+LEAST_EXPONENT: Final = -87.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,7 @@ class _JobGroup:
     Attributes:
         pages: Pool pages, `[jobs]`.
         queries: Which query each job row takes, `[jobs * kv_heads * width]`.
+        seen: One where a key is seen, zero elsewhere, `[jobs, 1, width, 1, 64]`.
         bias: Zero where a key is seen, `MASKED` elsewhere, `[jobs, 1, width, 1, 64]`.
         results: Where each job row's partial result goes, `[jobs * kv_heads * width]`.
         patch_from: Rows of the step's uncommitted keys and values, `[patches]`.
@@ -77,6 +84,7 @@ class _JobGroup:
     width: int
     pages: torch.Tensor
     queries: torch.Tensor
+    seen: torch.Tensor
     bias: torch.Tensor
     results: torch.Tensor
     patch_from: torch.Tensor
@@ -117,22 +125,21 @@ class AttentionPlan:
         self._window = config.sliding_window
         self._device = device
         positions = np.zeros(padded_rows, np.int64)
-        widths: dict[int, list[_Block]] = {}
+        blocks: list[_Block] = []
         for part in parts:
             depths = part.rows.depths()[part.first : part.last]
             start = part.pass_offset
             positions[start : start + len(depths)] = part.rows.cache.length + np.array(depths)
             for block in _blocks(part):
-                # Rows beyond what one product takes are split over several blocks of one width.
-                for rows in _split(block.rows, ladder.largest // shared):
-                    width = ladder.padded(len(rows) * shared) // shared
-                    piece = _Block(block.pool_pages, block.page_numbers, rows, block.patches)
-                    widths.setdefault(width, []).append(piece)
-        self._pages = 1 + max(
-            number for blocks in widths.values() for b in blocks for number in b.page_numbers
-        )
+                # Rows beyond what one product takes are split over several blocks.
+                blocks.extend(
+                    replace(block, rows=rows)
+                    for rows in _split(block.rows, ladder.largest // shared)
+                )
+        widths = _by_width(blocks, lambda rows: ladder.padded(rows * shared) // shared)
+        self._pages = 1 + max(number for block in blocks for number in block.page_numbers)
         self._groups = [
-            self._group(width, blocks, positions) for width, blocks in sorted(widths.items())
+            self._group(width, some, positions) for width, some in sorted(widths.items())
         ]
         places = self._pages * padded_rows * kv_heads
         # The last place takes what padding rows compute. Places that no job fills keep these
@@ -171,9 +178,9 @@ class AttentionPlan:
             asked = flat_queries.index_select(0, group.queries).view(-1, width, head_dim)
             scores = torch.bmm(asked, keys.transpose(1, 2))
             scores = scores.view(group.jobs, kv_heads, group.width, shared, PAGE_POSITIONS)
-            scores += group.bias
-            maxima = scores.amax(-1, keepdim=True)
-            scores.sub_(maxima).exp_()
+            maxima = (scores + group.bias).amax(-1, keepdim=True)
+            # Unseen scores may exceed the maximum of the seen ones, and so are clamped above too.
+            scores.sub_(maxima).clamp_(LEAST_EXPONENT, 0).exp_().mul_(group.seen)
             sums = torch.bmm(scores.view(-1, width, PAGE_POSITIONS), values)
             self._sums.index_copy_(0, group.results, sums.view(-1, shared * head_dim))
             self._weights.index_copy_(0, group.results, scores.sum(-1).view(-1, shared))
@@ -184,7 +191,7 @@ class AttentionPlan:
         """Merge the partial results of all pages, `[rows * kv_heads, shared, head_dim]`."""
         shape = (self._pages, self._rows * self._kv_heads, self._shared)
         maxima = self._maxima[:-1].view(shape)
-        scale = (maxima - maxima.amax(0)).exp_()
+        scale = (maxima - maxima.amax(0)).clamp_(min=LEAST_EXPONENT).exp_()
         weights = self._weights[:-1].view(shape) * scale
         sums = self._sums[:-1].view(*shape, self._head_dim) * scale.unsqueeze(-1)
         return add_pairwise(sums).div_(add_pairwise(weights).unsqueeze(-1))
@@ -215,7 +222,6 @@ class AttentionPlan:
         seen = distance >= 0
         if self._window is not None:
             seen &= distance < self._window
-        bias = np.where(seen, np.float32(0), np.float32(MASKED))
         # One patch moves a key and a value for every head.
         heads_patch = np.arange(kv_heads)
         origin = np.array(patch_from, np.int64)[:, None] * kv_heads + heads_patch
@@ -232,7 +238,8 @@ class AttentionPlan:
             width=width,
             pages=on_device(pool_pages),
             queries=on_device(queries.reshape(-1)),
-            bias=on_device(bias[:, None, :, None, :]),
+            seen=on_device(seen.astype(np.float32)[:, None, :, None, :]),
+            bias=on_device(np.where(seen, 0, MASKED).astype(np.float32)[:, None, :, None, :]),
             results=on_device(places.reshape(-1)),
             patch_from=on_device(origin.reshape(-1)),
             patch_to=on_device(target.reshape(-1)),
@@ -271,6 +278,21 @@ def _blocks(part: PassPart) -> list[_Block]:
         numbers = list(range(shared_pages, last_page + 1))
         blocks.append(_Block([cache.pages[n] for n in numbers], numbers, rows, patches))
     return blocks
+
+
+def _by_width(blocks: list[_Block], padded: Callable[[int], int]) -> dict[int, list[_Block]]:
+    """Group blocks by the rows they are padded to: one width for the widest, one for the narrow.
+
+    Every group costs a round of small operations in every layer, and every padding row a product;
+    two groups at most are a good trade between them.
+    """
+    widest = max(padded(len(block.rows)) for block in blocks)
+    narrow = min(widest, padded(NARROW_ROWS))
+    widths: dict[int, list[_Block]] = {}
+    for block in blocks:
+        width = narrow if len(block.rows) <= narrow else widest
+        widths.setdefault(width, []).append(block)
+    return widths
 
 
 def _split(rows: list[int], most: int) -> list[list[int]]:

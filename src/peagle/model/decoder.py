@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from peagle.errors import CheckpointError
 from peagle.model.attention import AttentionPlan
@@ -18,6 +17,16 @@ def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tens
     wide = rows.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return wide.to(rows.dtype) * weight
+
+
+def silu(gate: torch.Tensor) -> torch.Tensor:
+    """Swish, `gate / (1 + exp(-gate))`, in float32.
+
+    `F.silu` computes the elements at the end of a thread's share one by one, with another
+    exponential than the rest: which elements these are depends on the number of rows.
+    """
+    wide = gate.float()
+    return (wide / wide.neg().exp_().add_(1)).to(gate.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +112,7 @@ class Layer:
 
     def _mlp(self, rows: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up(rows).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(silu(gate) * up)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,6 @@ def prepacks(dtype: torch.dtype, device: torch.device) -> bool:
     return (
         dtype == torch.bfloat16
         and device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
         and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         and all(hasattr(torch.ops.mkldnn, name) for name in _PREPACK)
     )

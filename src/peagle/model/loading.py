@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import psutil
 import torch
@@ -14,7 +14,6 @@ from peagle.model.prepared import open_checkpoint
 from peagle.model.target import TargetModel
 from peagle.model.tokenizer import Tokenizer
 
-DtypeName = Literal["auto", "bfloat16", "float32"]
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -33,13 +32,20 @@ class LoadedTarget:
     weight_bytes: int
 
 
-def load_target(files: Path, *, dtype: str = "auto", device: str = "auto") -> LoadedTarget:
+def load_target(
+    files: Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    taps: tuple[int, ...] | None = None,
+) -> LoadedTarget:
     """Load a target model.
 
     Args:
         files: A GGUF file, or a Hugging Face folder with safetensors.
         dtype: `bfloat16`, `float32`, or `auto`: bfloat16 where the processor multiplies it fast.
         device: `cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one.
+        taps: Layers whose incoming residual stream a drafter reads; EAGLE-3's if None.
 
     Raises:
         InvalidRequestError: The dtype or device is unknown or not on this machine.
@@ -49,15 +55,13 @@ def load_target(files: Path, *, dtype: str = "auto", device: str = "auto") -> Lo
     """
     place = choose_device(device)
     kind = choose_dtype(dtype, place)
-    tokenizer = (
-        Tokenizer.from_gguf(files) if files.is_file() else Tokenizer.from_folder(files)
-    )
+    tokenizer = Tokenizer.from_gguf(files) if files.is_file() else Tokenizer.from_folder(files)
     checkpoint = open_checkpoint(files, kind)
     weight_bytes = _weight_bytes(checkpoint, kind)
     _require_memory(weight_bytes, place)
     with torch.inference_mode():
         weights = DecoderWeights.prepare(checkpoint.config, checkpoint.tensors(), kind, place)
-        model = TargetModel(checkpoint.config, weights, kind, place)
+        model = TargetModel(checkpoint.config, weights, kind, place, taps)
     return LoadedTarget(model, tokenizer, weight_bytes)
 
 

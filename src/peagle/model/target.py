@@ -99,7 +99,7 @@ class TargetModel:
         split = [len(part.tokens) for part in rows]
         return StepOutput(
             logits=self._logits(residual, step),
-            features=list(_joined([tapped for _, tapped in outputs]).split(split))
+            features=list(torch.split(_joined([tapped for _, tapped in outputs]), split))
             if features
             else [],
             step=step,
@@ -129,7 +129,7 @@ class TargetModel:
             asked.extend(range(first, end))
             counts.append(end - first)
         if not asked:
-            return list(torch.zeros(0, self.config.vocab_size, device=self.device).split(counts))
+            return [torch.zeros(0, self.config.vocab_size, device=self.device)] * len(counts)
         ladder, pieces = self.planner.ladder, []
         for first in range(0, len(asked), ladder.largest):
             some = asked[first : first + ladder.largest]
@@ -137,7 +137,7 @@ class TargetModel:
             hidden = residual[torch.tensor(some + padding, device=self.device)]
             hidden = rms_norm(hidden, self.weights.norm, self.config.rms_norm_eps)
             pieces.append(self.weights.head(hidden)[: len(some)])
-        return list(_joined(pieces).float().split(counts))
+        return list(torch.split(_joined(pieces).float(), counts))
 
 
 def _joined(pieces: list[torch.Tensor]) -> torch.Tensor:

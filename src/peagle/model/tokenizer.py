@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from operator import itemgetter
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -200,15 +200,20 @@ class Tokenizer:
         """Hash the vocabulary and its merges, in hexadecimal.
 
         Equal for a model's GGUF file and its Hugging Face folder; unequal where ids mean other
-        tokens or text would be cut in another way by the merges.
+        tokens or text would be cut in another way by the merges. Drafters and corpora keep it.
         """
         return self._fingerprint
 
     @cached_property
     def _fingerprint(self) -> str:
-        tokens = sorted(self._core.get_vocab().items(), key=itemgetter(1))
+        vocabulary = self._core.get_vocab()
         merges = json.loads(self._core.to_str())["model"].get("merges", [])
-        written = json.dumps([tokens, merges], ensure_ascii=True, separators=(",", ":"))
+        told = [
+            sorted(vocabulary.values()),
+            sorted(vocabulary, key=vocabulary.__getitem__),
+            list(chain.from_iterable(merges)),
+        ]
+        written = json.dumps(told, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(written.encode()).hexdigest()
 
     def _encoded(self, text: str, *, framed: bool) -> list[int]:
@@ -338,7 +343,14 @@ class _FolderTokenizer:
         told = self._json("generation_config.json") or self._json("config.json")
         ids = told.get("eos_token_id")
         several = ids if isinstance(ids, list) else [ids]
-        return {i for i in [*several, eos] if i is not None}
+        found = {i for i in [*several, eos] if i is not None}
+        if not all(isinstance(i, int) for i in found):
+            raise CheckpointError(
+                f"{self._folder} has the eos_token_id {ids!r}.",
+                remedy="It must be a token id or a list of them; fetch the model again.",
+                field="eos_token_id",
+            )
+        return found
 
     def _chat_template(self) -> str | None:
         path = self._folder / "chat_template.jinja"

@@ -137,5 +137,3 @@ def _run_hashes(text: Sequence[int], length: int) -> npt.NDArray[np.uint64]:
     for offset in range(length):
         hashes = hashes * _MULTIPLIER + tokens[offset : offset + len(hashes)]
     return hashes
-
-

@@ -1,8 +1,5 @@
-from dataclasses import replace
-
 import pytest
 import torch
-from straight_network import StraightNetwork
 
 from peagle.draft.peagle.config import PEagleConfig
 from peagle.draft.peagle.drafter import PEagleDrafter
@@ -12,44 +9,8 @@ from peagle.model.config import DecoderConfig
 from peagle.model.decoder import DecoderWeights
 from peagle.model.rope import pair_neighbours
 from peagle.model.target import TargetModel
-
-CPU = torch.device("cpu")
-VOCAB, HIDDEN = 320, 64
-FINGERPRINT = "0123456789abcdef"
-TAPS = (2, 3, 5)
-
-
-def decoder_config(**changes) -> DecoderConfig:
-    shape = DecoderConfig(
-        family="llama",
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=96,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        rms_norm_eps=1e-5,
-        rope_theta=1000.0,
-        rope_scaling=None,
-        context_length=256,
-        tied_embeddings=False,
-    )
-    return replace(shape, **changes)
-
-
-def peagle_config(*, decoder: DecoderConfig | None = None, **changes) -> PEagleConfig:
-    shape = PEagleConfig(
-        decoder=decoder or decoder_config(),
-        draft_vocab_size=200,
-        target_hidden_size=HIDDEN,
-        taps=TAPS,
-        mask_token_id=VOCAB - 1,
-        tokenizer_fingerprint=FINGERPRINT,
-        target_name="tiny",
-        train_depth=8,
-    )
-    return replace(shape, **changes)
+from tests.draft.peagle.straight_network import StraightNetwork
+from tests.draft.peagle.tiny_peagle import CPU, HIDDEN, TAPS, VOCAB, peagle_config
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +70,9 @@ def llama():
 @pytest.fixture(scope="session")
 def make_target(llama):
     """Make a target with the same weights as `llama`."""
-    config = DecoderConfig.from_hugging_face(llama.config.to_dict())
+    config = DecoderConfig.from_hugging_face(
+        {**llama.config.to_dict(), "architectures": ["LlamaForCausalLM"]}
+    )
     tensors = dict(llama.state_dict())
     for name, weight in tensors.items():
         if name.endswith("q_proj.weight"):

@@ -37,7 +37,11 @@ class StraightNetwork:
             seen: Which row (first index) sees which; causal if None.
         """
         config, w = self.config, self.weights
-        decoder, eps, hidden = config.decoder, config.decoder.rms_norm_eps, config.decoder.hidden_size
+        decoder, eps, hidden = (
+            config.decoder,
+            config.decoder.rms_norm_eps,
+            config.decoder.hidden_size,
+        )
         total = len(tokens) + masks
         if config.own_embedding:
             table = w["embed_tokens.weight"]

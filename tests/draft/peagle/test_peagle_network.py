@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import HIDDEN, TAPS, VOCAB, decoder_config, peagle_config
 
 from peagle.draft.peagle.network import SlotRows
 from peagle.model.rows import SequenceRows
+from tests.draft.peagle.tiny_peagle import HIDDEN, TAPS, VOCAB, decoder_config, peagle_config
 
 
 def all_logits(drafter, tokens, features, masks):

@@ -6,11 +6,11 @@ from typing import Final
 
 import torch
 
+from peagle.draft.distributions import NetworkDistributions
 from peagle.draft.peagle.network import PEagleNetwork, SlotRows
-from peagle.draft.proposer import NetworkDistributions
-from peagle.model.kv_cache import PAGE_POSITIONS, SequenceCache
+from peagle.model.kv_cache import PAGE_POSITIONS, SequenceCache, pages_for
 
-# More than any tree takes as children of one node.
+# Lower ranks are too improbable for a tree of some dozen nodes.
 TOP_TOKENS: Final = 32
 
 
@@ -94,6 +94,8 @@ class PEagleDrafter:
         self.network = network
         self.name = name
         self.cache = network.new_cache(budget)
+        no_rows = torch.zeros(0, network.config.draft_vocab_size, device=network.device)
+        self._nothing = self._distributions(no_rows)
 
     @property
     def bytes_per_position(self) -> int:
@@ -104,6 +106,10 @@ class PEagleDrafter:
     def rows_per_pass(self) -> int:
         """Most rows one pass over the weights takes."""
         return self.network.planner.ladder.largest
+
+    def pages_for(self, positions: int) -> int:
+        """Pages that a sequence of so many positions takes."""
+        return pages_for(self._limit(positions))
 
     def fits(self, positions: int) -> bool:
         """Whether a sequence of so many positions can be opened now."""
@@ -156,18 +162,17 @@ class PEagleDrafter:
             state.take(state.waiting, masks=levels - 1)
             for state, levels in zip(drafting, depths, strict=True)
         ]
-        nothing = self._distributions(torch.zeros(0, self.network.config.draft_vocab_size))
         if not rows:
-            return [nothing] * len(states)
+            return [self._nothing] * len(states)
         output = self.network.forward(self.cache, rows)
         output.commit()
         # The last new slot predicts the first draft token, each mask slot one more.
         predicting = [
             residual[-levels:] for residual, levels in zip(output.residual, depths, strict=True)
         ]
-        logits = self.network.logits(torch.cat(predicting)).split(depths)
+        logits = torch.split(self.network.logits(torch.cat(predicting)), depths)
         drafts = map(self._distributions, logits)
-        return [nothing if state.beyond_context else next(drafts) for state in states]
+        return [self._nothing if state.beyond_context else next(drafts) for state in states]
 
     def _limit(self, positions: int) -> int:
         return min(positions, self.network.config.decoder.context_length)

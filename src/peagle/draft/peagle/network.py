@@ -120,6 +120,11 @@ class PEagleNetwork:
         with torch.inference_mode():
             self._mask_hidden = self._fused(tensor(MASK_HIDDEN).view(1, -1))[0]
 
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights that are the network's own."""
+        return self.parameters * self.dtype.itemsize
+
     @torch.inference_mode()
     def forward(self, cache: KVCache, slots: Sequence[SlotRows]) -> SlotOutput:
         """Compute new slots and mask slots, row for row the same whatever else is in the pass.
@@ -131,13 +136,13 @@ class PEagleNetwork:
         # One behind the vocabulary: a text may hold the mask token, and then means its own row.
         mask = self.config.decoder.vocab_size
         step = self.planner.plan(
-            cache, [SequenceRows(part.cache, [*part.tokens, *[mask] * part.masks]) for part in slots]
+            cache,
+            [SequenceRows(part.cache, [*part.tokens, *[mask] * part.masks]) for part in slots],
         )
         entering = self._entering(slots, step)
         residual = torch.cat([self._run(one, entering) for one in step.passes])
-        return SlotOutput(
-            list(residual.split([len(part.tokens) + part.masks for part in slots])), slots, step
-        )
+        counts = [len(part.tokens) + part.masks for part in slots]
+        return SlotOutput(list(torch.split(residual, counts)), slots, step)
 
     @torch.inference_mode()
     def logits(self, residual: torch.Tensor) -> torch.Tensor:
@@ -202,7 +207,7 @@ class PEagleNetwork:
     ) -> torch.Tensor:
         """Apply a product to `rows` `[rows, in]` in row counts that agree with one another."""
         ladder, pieces = self.planner.ladder, []
-        for some in rows.split(ladder.largest):
+        for some in torch.split(rows, ladder.largest):
             padding = ladder.padded(len(some)) - len(some)
             pieces.append(product(F.pad(some, (0, 0, 0, padding)))[: len(some)])
         return torch.cat(pieces)
@@ -215,9 +220,7 @@ class PEagleNetwork:
         return shapes
 
 
-def _layer(
-    config: PEagleConfig, index: int, tensor: Callable[[str], torch.Tensor]
-) -> Layer:
+def _layer(config: PEagleConfig, index: int, tensor: Callable[[str], torch.Tensor]) -> Layer:
     """Fuse one layer's weights, which in layer 0 read `[embedding | hidden]`."""
     heads, kv_heads = config.decoder.num_heads, config.decoder.num_kv_heads
     at: Final = f"layers.{index}."

@@ -16,9 +16,7 @@ from peagle.errors import CheckpointError
 FORMAT: Final = "peagle-drafter-1"
 
 
-def save_drafter(
-    path: Path, config: PEagleConfig, tensors: Mapping[str, torch.Tensor]
-) -> None:
+def save_drafter(path: Path, config: PEagleConfig, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write a drafter; a file of that name is replaced only once the new one is complete.
 
     Args:
@@ -27,7 +25,8 @@ def save_drafter(
         tensors: Its weights by name (`tensors.tensor_shapes`), in the dtype they are kept in.
 
     Raises:
-        CheckpointError: The weights are not those of such a network, or hold NaN or infinity.
+        CheckpointError: The weights are not those of such a network or hold NaN or infinity, or
+            the file cannot be written.
     """
     check_tensors(config, tensors, "The drafter")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
@@ -35,6 +34,12 @@ def save_drafter(
     try:
         save_file(weights, unfinished, {"format": FORMAT, "config": config.to_json()})
         unfinished.replace(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} cannot be written ({error}).",
+            remedy="Give a folder that exists, may be written to and has space left.",
+            field="drafter",
+        ) from error
     finally:
         unfinished.unlink(missing_ok=True)
 

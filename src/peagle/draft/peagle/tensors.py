@@ -86,7 +86,9 @@ def check_tensors(config: PEagleConfig, tensors: Mapping[str, torch.Tensor], sou
         if name == DRAFT_TO_TARGET:
             continue
         if not found.is_floating_point():
-            raise _damaged(name, f"The tensor {name!r} of {source} holds {found.dtype}, not floats.")
+            raise _damaged(
+                name, f"The tensor {name!r} of {source} holds {found.dtype}, not floats."
+            )
         if not found.isfinite().all():
             raise _damaged(name, f"The tensor {name!r} of {source} holds NaN or infinity.")
     _check_mapping(tensors[DRAFT_TO_TARGET], config, source)
@@ -104,7 +106,9 @@ def offsets(ids: torch.Tensor) -> torch.Tensor:
 
 def _check_mapping(d2t: torch.Tensor, config: PEagleConfig, source: str) -> None:
     if d2t.dtype != torch.int64:
-        raise _damaged(DRAFT_TO_TARGET, f"The tensor 'd2t' of {source} holds {d2t.dtype}, not int64.")
+        raise _damaged(
+            DRAFT_TO_TARGET, f"The tensor 'd2t' of {source} holds {d2t.dtype}, not int64."
+        )
     ids, vocab = target_ids(d2t), config.decoder.vocab_size
     outside = ids[(ids < 0) | (ids >= vocab)]
     if len(outside):
@@ -113,7 +117,7 @@ def _check_mapping(d2t: torch.Tensor, config: PEagleConfig, source: str) -> None
             f"The tensor 'd2t' of {source} leads to token {int(outside[0])}, "
             f"but the vocabulary has {vocab} tokens.",
         )
-    if len(ids.unique()) < len(ids):
+    if len(torch.unique(ids)) < len(ids):
         raise _damaged(DRAFT_TO_TARGET, f"The tensor 'd2t' of {source} names a token twice.")
 
 

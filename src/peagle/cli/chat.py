@@ -1,0 +1,171 @@
+"""`peagle chat`: a conversation in the terminal, streamed."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from peagle.cli.options import (
+    DEFAULT_MAX_TOKENS,
+    DEFAULT_MODEL,
+    DeviceOption,
+    DrafterOption,
+    DtypeOption,
+    MaxTokensOption,
+    ModelOption,
+    NoSpeculationOption,
+    SeedOption,
+    SpecOption,
+    StatsOption,
+    TemperatureOption,
+    TopPOption,
+    load,
+)
+from peagle.errors import PeagleError
+from peagle.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peagle.llm import LLM, Result
+
+_HELP: Final = """\
+/colour   colour tokens by how they came: drafted by the network, looked up, corpus, the target
+/stats    show what speculation did after every answer
+/reset    begin a new conversation
+/exit     leave (or Ctrl-D)"""
+_STYLES: Final = {"target": "default", "network": "green", "lookup": "cyan", "corpus": "magenta"}
+
+
+def chat(
+    model: ModelOption = DEFAULT_MODEL,
+    drafter: DrafterOption = None,
+    system: Annotated[str | None, typer.Option(help="How the model should behave.")] = None,
+    max_tokens: MaxTokensOption = DEFAULT_MAX_TOKENS,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = 1.0,
+    seed: SeedOption = None,
+    spec: SpecOption = None,
+    no_speculation: NoSpeculationOption = False,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    stats: StatsOption = False,
+    colour: Annotated[
+        bool, typer.Option("--colour", "--color", help="Colour tokens by how they came.")
+    ] = False,
+) -> None:
+    """Chat with a model."""
+    params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
+    llm = load(model, drafter, spec, dtype, device, speculate=not no_speculation)
+    Conversation(llm, params, system=system, colour=colour, stats=stats).run()
+
+
+class Conversation:
+    """A conversation with its switches.
+
+    Args:
+        llm: The model.
+        params: How it answers.
+        system: The system message, if there is one.
+        colour: Whether tokens are coloured by origin.
+        stats: Whether figures follow each answer.
+    """
+
+    def __init__(
+        self, llm: "LLM", params: SamplingParams, *, system: str | None, colour: bool, stats: bool
+    ) -> None:
+        from rich.console import Console
+
+        self._llm = llm
+        self._params = params
+        self._opening = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._opening)
+        self._colour = colour
+        self._stats = stats
+        self._console = Console(highlight=False)
+
+    def run(self) -> None:
+        """Read and answer until the person leaves."""
+        console = self._console
+        console.print(
+            f"[bold]{self._llm.name}[/bold], speculation: {self._llm.spec.method}. "
+            "Type /help for the switches, Ctrl-D to leave."
+        )
+        while True:
+            try:
+                said = console.input("[bold]> [/bold]").strip()
+            except (EOFError, KeyboardInterrupt):
+                console.print()
+                return
+            if said == "/exit":
+                return
+            if said.startswith("/"):
+                self._switch(said)
+            elif said:
+                self._exchange(said)
+
+    def _switch(self, command: str) -> None:
+        match command:
+            case "/colour" | "/color":
+                self._colour = not self._colour
+                self._console.print(
+                    "  ".join(f"[{style}]{name}[/{style}]" for name, style in _STYLES.items())
+                    if self._colour
+                    else "Colours are off."
+                )
+            case "/stats":
+                self._stats = not self._stats
+                self._console.print(f"Figures are {'on' if self._stats else 'off'}.")
+            case "/reset":
+                self._messages = list(self._opening)
+                self._console.print("A new conversation.")
+            case _:
+                self._console.print(_HELP)
+
+    def _exchange(self, said: str) -> None:
+        from peagle.cli.statistics import as_table
+
+        messages = [*self._messages, {"role": "user", "content": said}]
+        try:
+            result = self._stream(messages)
+        except PeagleError as error:
+            self._console.print(f"[red]Error:[/red] {error}", markup=True)
+            return
+        if result is None:
+            return
+        self._messages = [*messages, {"role": "assistant", "content": result.text}]
+        if self._stats:
+            self._console.print(as_table(result, self._llm.load_s))
+
+    def _stream(self, messages: list[dict[str, str]]) -> "Result | None":
+        """Answer as it comes; Ctrl-C cuts the answer off and forgets the exchange."""
+        generation = self._llm.stream(messages, self._params)
+        write = self._coloured_writer() if self._colour else None
+        try:
+            for piece in generation:
+                if write is None:
+                    sys.stdout.write(piece.text)
+                    sys.stdout.flush()
+                    continue
+                for token, origin in zip(piece.token_ids, piece.origins, strict=True):
+                    write(token, origin.value)
+        except KeyboardInterrupt:
+            generation.drop()
+            self._console.print("\n[dim](cut off)[/dim]")
+            return None
+        self._console.print()
+        return generation.result
+
+    def _coloured_writer(self) -> "Callable[[int, str], None]":
+        from rich.text import Text
+
+        from peagle.model.detokenizer import Detokenizer
+
+        detokenizer = Detokenizer(self._llm.tokenizer)
+
+        def write(token: int, origin: str) -> None:
+            self._console.print(
+                Text(detokenizer.push([token]), style=_STYLES[origin]), end="", soft_wrap=True
+            )
+
+        return write

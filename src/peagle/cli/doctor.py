@@ -1,0 +1,93 @@
+"""`peagle doctor`: what this machine can do, and whether the engine's promise holds on it."""
+
+from functools import partial
+from typing import Annotated, Final
+
+import typer
+
+from peagle.cli.options import DEFAULT_MODEL, DeviceOption, ModelOption
+
+_BROKEN: Final = 1
+
+
+def doctor(
+    model: ModelOption = DEFAULT_MODEL,
+    device: DeviceOption = "auto",
+    dtypes: Annotated[
+        str, typer.Option("--dtype", help="auto checks bfloat16 and float32.")
+    ] = "auto",
+) -> None:
+    """Check that rows are independent on this machine, and measure what passes cost."""
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from peagle.catalog import resolve
+    from peagle.evaluate.machine import describe_machine, memory_bandwidth
+    from peagle.evaluate.pass_cost import pass_costs
+    from peagle.evaluate.row_check import check_rows
+    from peagle.model.loading import DTYPES, load_target
+
+    console = Console(highlight=False)
+    machine = describe_machine()
+    bandwidth = memory_bandwidth()
+    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in {
+        "processor": machine.processor,
+        "cores": f"{machine.cores} ({machine.threads} threads used)",
+        "instructions": machine.instructions,
+        "memory": f"{machine.memory_bytes / 1e9:.0f} GB, read at {bandwidth / 1e9:.1f} GB/s",
+        "GPU": ", ".join(machine.gpus) or "none",
+        "torch": machine.torch_version,
+    }.items():
+        facts.add_row(f"[dim]{name}[/dim]", value)
+    console.print(facts)
+    resolved = resolve(model)
+    sound = True
+    for dtype in DTYPES if dtypes == "auto" else (dtypes,):
+        loaded = load_target(resolved.files, dtype=dtype, device=device)
+        target = loaded.model
+        ladder, queries = target.planner.ladder, target.planner.query_ladder
+        console.print(f"\n[bold]{resolved.name} in {dtype} on {target.device}[/bold]")
+        console.print(
+            f"Products agree for {_listed(ladder.counts)} rows: a pass takes at most "
+            f"{ladder.largest}, padded to the next of these."
+        )
+        console.print(f"Products with a page of keys agree for {_listed(queries.counts)} queries.")
+        weight = target.weights.head
+        kept = "in oneDNN's blocked layout" if weight.prepacked else "as they are"
+        console.print(f"Weights: {loaded.weight_bytes / 1e6:.0f} MB, kept {kept}.")
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            show = partial(progress.update, progress.add_task("Comparing rows"))
+            check = check_rows(target, lambda done, total, s=show: s(completed=done, total=total))
+        if check.differing:
+            sound = False
+            console.print(
+                f"[red]Row invariance does not hold[/red]: {check.differing} of {check.compared} "
+                "rows differed from plain decoding. Speculation may change answers here; please "
+                "report this with the lines above."
+            )
+        else:
+            console.print(
+                f"Row invariance [green]holds[/green]: {check.compared} rows, at every place of "
+                f"passes of up to {check.largest_pass} rows, equal plain decoding bit for bit."
+            )
+        costs = Table(box=None, padding=(0, 2, 0, 0))
+        for heading in ("rows", "passes", "ms", "tokens/s if all were accepted"):
+            costs.add_column(heading, justify="right")
+        for cost in pass_costs(target):
+            costs.add_row(
+                f"{cost.rows}",
+                f"{cost.passes}",
+                f"{cost.seconds * 1000:.1f}",
+                f"{cost.rows / cost.seconds:.0f}",
+            )
+        console.print(costs)
+        reading = loaded.weight_bytes / bandwidth
+        console.print(f"Reading the weights once takes {reading * 1000:.1f} ms at this bandwidth.")
+    if not sound:
+        raise typer.Exit(_BROKEN)
+
+
+def _listed(counts: tuple[int, ...]) -> str:
+    return ", ".join(map(str, counts[:-1])) + (f" and {counts[-1]}" if counts[1:] else "")

@@ -1,0 +1,133 @@
+"""`peagle generate`: answer one prompt, or a file of them."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peagle.cli.options import (
+    DEFAULT_MAX_TOKENS,
+    DEFAULT_MODEL,
+    DeviceOption,
+    DrafterOption,
+    DtypeOption,
+    MaxTokensOption,
+    ModelOption,
+    NoSpeculationOption,
+    SeedOption,
+    SpecOption,
+    StatsOption,
+    TemperatureOption,
+    TopPOption,
+    load,
+)
+from peagle.errors import InvalidRequestError
+from peagle.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from peagle.evaluate.workload import WorkloadPrompt
+    from peagle.llm import LLM
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to answer; `-` reads standard input.")
+    ] = None,
+    model: ModelOption = DEFAULT_MODEL,
+    drafter: DrafterOption = None,
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = 1.0,
+    seed: SeedOption = None,
+    spec: SpecOption = None,
+    no_speculation: NoSpeculationOption = False,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    stats: StatsOption = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per answer.")
+    ] = False,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with a JSON object a line: `messages` or `prompt`, and if wanted "
+            "`id`, `category`, `max_tokens`. Prints one JSON object a line."
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="How many prompts of the file to answer at a time.")
+    ] = 1,
+) -> None:
+    """Answer a prompt."""
+    params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
+    if prompts is not None:
+        if prompt is not None:
+            raise InvalidRequestError(
+                "Both a prompt and --prompts are given.", remedy="Give one of them."
+            )
+        from peagle.evaluate.workload import read_workload
+
+        workload = read_workload(prompts)
+    elif prompt is None:
+        raise InvalidRequestError(
+            "There is no prompt.", remedy='Write one, as in: peagle generate "Why is the sky blue?"'
+        )
+    elif prompt == "-":
+        prompt = sys.stdin.read()
+    if prompt is not None and not prompt.strip():
+        raise InvalidRequestError(
+            "The prompt is empty.", remedy="Write what the model should answer.", field="prompt"
+        )
+    llm = load(model, drafter, spec, dtype, device, speculate=not no_speculation)
+    if prompts is not None:
+        _answer_file(llm, workload, params, concurrency)
+    else:
+        assert prompt is not None
+        _answer(llm, prompt, params, stats=stats, as_json=as_json)
+
+
+def _answer(llm: "LLM", prompt: str, params: SamplingParams, *, stats: bool, as_json: bool) -> None:
+    from rich.console import Console
+
+    from peagle.cli.statistics import as_object, as_table
+
+    if params.max_tokens is None:
+        room = llm.context_length - len(llm.encode(prompt))
+        params = params.replaced(max_tokens=max(1, min(DEFAULT_MAX_TOKENS, room)))
+    generation = llm.stream(prompt, params)
+    for piece in generation:
+        if not as_json:
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+    result = generation.result
+    if as_json:
+        sys.stdout.write(json.dumps(as_object(result, llm.load_s), ensure_ascii=False) + "\n")
+    else:
+        sys.stdout.write("\n")
+    if stats:
+        Console(stderr=True).print(as_table(result, llm.load_s))
+
+
+def _answer_file(
+    llm: "LLM", workload: "list[WorkloadPrompt]", params: SamplingParams, concurrency: int
+) -> None:
+    from peagle.cli.statistics import as_object
+
+    for first in range(0, len(workload), concurrency):
+        some = workload[first : first + concurrency]
+        results = llm.generate(
+            [entry.messages for entry in some],
+            [
+                params.replaced(
+                    max_tokens=params.max_tokens or entry.max_tokens or DEFAULT_MAX_TOKENS
+                )
+                for entry in some
+            ],
+        )
+        for entry, result in zip(some, results, strict=True):
+            named = {"id": entry.id, "category": entry.category}
+            line = named | as_object(result, llm.load_s)
+            sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
+            sys.stdout.flush()

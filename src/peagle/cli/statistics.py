@@ -1,0 +1,62 @@
+"""What a result's figures look like, for people and for programs."""
+
+from typing import Any
+
+from rich.table import Table
+
+from peagle.llm import Result
+
+
+def as_object(result: Result, load_s: float) -> dict[str, Any]:
+    """Give a result as `peagle generate --json` prints it."""
+    statistics = result.statistics
+    completion_tokens = sum(len(choice.token_ids) for choice in result.choices)
+    return {
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "finish_reason": result.finish_reason,
+        "usage": {
+            "prompt_tokens": len(result.prompt_token_ids),
+            "completion_tokens": completion_tokens,
+        },
+        "speculation": {
+            "method": result.method,
+            "target_passes": statistics.target_passes,
+            "draft_passes": statistics.draft_passes,
+            "drafted_tokens": statistics.drafted_tokens,
+            "accepted_tokens": statistics.accepted_tokens,
+            "acceptance_length": statistics.acceptance_length,
+            "acceptance_by_depth": statistics.acceptance_by_depth,
+        },
+        "timing": {
+            "load_s": load_s,
+            "ttft_s": result.timing.ttft_s,
+            "decode_s": result.timing.decode_s,
+            "tokens_per_s": result.timing.tokens_per_s,
+        },
+        "seed": result.seed,
+    }
+
+
+def as_table(result: Result, load_s: float) -> Table:
+    """Give a result's figures as a table for people."""
+    statistics, timing = result.statistics, result.timing
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    length = statistics.acceptance_length
+    by_depth = "  ".join(f"{share:.2f}" for share in statistics.acceptance_by_depth)
+    rows = {
+        "speculation": result.method,
+        "acceptance length": "–" if length is None else f"{length:.2f} tokens per target pass",
+        "accepted by depth": by_depth or "–",
+        "target passes": f"{statistics.target_passes}",
+        "drafter passes": f"{statistics.draft_passes}",
+        "draft tokens": f"{statistics.drafted_tokens}, accepted {statistics.accepted_tokens}",
+        "prompt": f"{len(result.prompt_token_ids)} tokens",
+        "answer": f"{len(result.token_ids)} tokens, ended by {result.finish_reason}",
+        "load": f"{load_s:.2f} s",
+        "first token": f"{timing.ttft_s * 1000:.0f} ms",
+        "speed": f"{timing.tokens_per_s:.1f} tokens/s",
+    }
+    for name, value in rows.items():
+        table.add_row(f"[dim]{name}[/dim]", value)
+    return table

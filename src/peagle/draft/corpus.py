@@ -1,0 +1,242 @@
+"""What followed the last tokens in text that the target wrote before.
+
+The table holds the corpus as token ids and the positions of all tokens, sorted by the tokens that
+stand there. Places that continue with the same tokens are then neighbours: a context is a range
+of the sorted positions, one more token narrows it, and what follows the context stands in order
+within it. Ranges of frequent contexts are long, so their successors are stored ready-made.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from peagle.errors import CheckpointError
+
+FORMAT: Final = "peagle-corpus-1"
+ORDER: Final = 5
+"""Longest context that is looked up, in tokens."""
+
+FREQUENT: Final = 8
+"""Contexts that occur more often than this have their successors stored ready-made."""
+PROBABILITY_SCALE: Final = 2**16 - 1
+"""Stored probabilities are whole multiples of its inverse."""
+
+_NEGLIGIBLE: Final = 0.02
+"""Share of the estimate below which shorter contexts are no longer asked."""
+
+_TABLES: Final = (
+    "tokens",
+    "positions",
+    "first_token_bounds",
+    "frequent_ranges",
+    "frequent_order_bounds",
+    "successor_bounds",
+    "successors",
+    "successor_probabilities",
+)
+
+Ranges = list[tuple[int, int]]
+"""Ranges of sorted positions for the contexts of the last 1, 2, … tokens that occur at all."""
+
+
+class CorpusDescription(BaseModel):
+    """Where a corpus comes from and how its successors are estimated.
+
+    Attributes:
+        tokenizer_fingerprint: Which tokenizer's ids these are; None where not recorded.
+        vocab_size: Ids lie below it.
+        documents: Number of answers in the corpus.
+        tokens: Number of tokens, separators included.
+        smoothing: `(c, e)` of a = c · distinct ** e, the weight of the shorter context.
+        source_sha256: Digest of the file that the text was taken from.
+        split_rule: Which part of that file was left out.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tokenizer_fingerprint: str | None = None
+    vocab_size: int = Field(ge=1, le=2**32 - 1)
+    documents: int = Field(ge=0)
+    tokens: int = Field(ge=0)
+    smoothing: tuple[float, float]
+    source_sha256: str
+    split_rule: str
+
+
+class Corpus:
+    """Text that the target wrote before, for looking up what follows a context.
+
+    The estimate is an interpolated n-gram: from the shortest context up,
+    P_n = (counts + a · P_(n-1)) / (total + a) with a = c · distinct ** e, which fitted held-out
+    text as well as modified Kneser-Ney smoothing.
+
+    Args:
+        description: Where the text comes from.
+        tables: The arrays of a corpus file, by name:
+            `tokens` `[tokens + ORDER]`, the text and padding;
+            `positions` `[tokens]`, sorted by the tokens that stand there;
+            `first_token_bounds` `[vocab_size + 1]`, where each token's positions begin;
+            `frequent_ranges` `[frequent]`, where the ranges of frequent contexts begin, sorted
+            within each context length, and `frequent_order_bounds` `[ORDER + 1]`, where each
+            length begins in it;
+            `successor_bounds` `[frequent + 1]`, where each frequent context begins in
+            `successors` and `successor_probabilities`.
+    """
+
+    def __init__(self, description: CorpusDescription, tables: dict[str, npt.NDArray[Any]]) -> None:
+        self.description = description
+        self._tables = tables
+        # A memoryview hands out Python integers several times faster than an array does.
+        self._tokens = memoryview(tables["tokens"])
+        self._positions = memoryview(tables["positions"])
+        self._first = memoryview(tables["first_token_bounds"])
+        self._frequent_ranges = memoryview(tables["frequent_ranges"])
+        self._frequent_orders: list[int] = tables["frequent_order_bounds"].tolist()
+        self._successor_bounds = memoryview(tables["successor_bounds"])
+        self._successors = memoryview(tables["successors"])
+        self._probabilities = memoryview(tables["successor_probabilities"])
+        c, e = description.smoothing
+        self._weight_of_shorter = [c * distinct**e for distinct in range(FREQUENT + 1)]
+
+    def save(self, path: Path) -> None:
+        """Write the table as a safetensors file."""
+        metadata = {"format": FORMAT, "description": self.description.model_dump_json()}
+        save_file(self._tables, path, metadata=metadata)
+
+    @classmethod
+    def load(cls, path: Path, tokenizer_fingerprint: str | None = None) -> Self:
+        """Map a corpus file into memory.
+
+        Args:
+            path: The file.
+            tokenizer_fingerprint: The target's; a corpus of another tokenizer is refused where
+                both are known.
+
+        Raises:
+            CheckpointError: The file is missing, damaged, no corpus, or of another tokenizer.
+        """
+        try:
+            # Tensors of torch share the mapped file; numpy's would be copies.
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != FORMAT:
+                    raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
+                tables = {name: file.get_tensor(name).numpy() for name in _TABLES}
+            description = CorpusDescription.model_validate_json(metadata["description"])
+            _check(tables, description)
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"There is no corpus at {path}.",
+                remedy="Give the path of a file that scripts/build_corpus.py wrote.",
+                field="corpus",
+            ) from None
+        except (OSError, SafetensorError, KeyError, ValueError, ValidationError) as error:
+            raise CheckpointError(
+                f"{path} is no usable corpus: {error}.",
+                remedy="Fetch the file again, or build it anew with scripts/build_corpus.py.",
+                field="corpus",
+            ) from None
+        known = description.tokenizer_fingerprint
+        if tokenizer_fingerprint and known and known != tokenizer_fingerprint:
+            raise CheckpointError(
+                f"{path} was made with tokenizer {known}, the target has {tokenizer_fingerprint}.",
+                remedy="Use the corpus of this target, or turn the corpus off.",
+                field="corpus",
+            )
+        return cls(description, tables)
+
+    def ranges(self, context: Sequence[int]) -> Ranges:
+        """Find the last tokens of a text."""
+        found: Ranges = []
+        for token in context[-ORDER:]:
+            found = self.follow(found, token)
+        return found
+
+    def follow(self, ranges: Ranges, token: int) -> Ranges:
+        """Narrow the ranges of a branch that continues one having `ranges` with `token`."""
+        if token >= self.description.vocab_size:
+            return []
+        low, high = self._first[token], self._first[token + 1]
+        if low == high:
+            return []
+        found = [(low, high)]
+        tokens, positions = self._tokens, self._positions
+        for offset, (low, high) in enumerate(ranges[: ORDER - 1], 1):
+
+            def token_at(position: int, offset: int = offset) -> int:
+                return tokens[position + offset]
+
+            begin = bisect_left(positions, token, low, high, key=token_at)
+            if begin == high or tokens[positions[begin] + offset] != token:
+                break
+            found.append((begin, bisect_right(positions, token, begin, high, key=token_at)))
+        return found
+
+    def successors(self, ranges: Ranges) -> dict[int, float]:
+        """Estimate what follows a context.
+
+        Returns:
+            The probability of each token that followed it, or its last tokens, often enough.
+        """
+        tokens, positions = self._tokens, self._positions
+        estimate: dict[int, float] = {}
+        share = 1.0
+        for order in range(len(ranges), 0, -1):
+            low, high = ranges[order - 1]
+            total = high - low
+            if total > FREQUENT:
+                share /= PROBABILITY_SCALE
+                for token, probability in self._ready_made(order, low):
+                    estimate[token] = estimate.get(token, 0.0) + share * probability
+                break
+            counts: dict[int, int] = {}
+            for position in positions[low:high]:
+                token = tokens[position + order]
+                counts[token] = counts.get(token, 0) + 1
+            weight_of_shorter = self._weight_of_shorter[len(counts)]
+            per_count = share / (total + weight_of_shorter)
+            for token, count in counts.items():
+                estimate[token] = estimate.get(token, 0.0) + count * per_count
+            share = per_count * weight_of_shorter
+            if share < _NEGLIGIBLE:
+                break
+        return estimate
+
+    def _ready_made(self, order: int, low: int) -> Iterator[tuple[int, int]]:
+        bounds = self._frequent_orders
+        index = bisect_left(self._frequent_ranges, low, bounds[order - 1], bounds[order])
+        begin, end = self._successor_bounds[index], self._successor_bounds[index + 1]
+        return zip(self._successors[begin:end], self._probabilities[begin:end], strict=True)
+
+
+def _check(tables: dict[str, npt.NDArray[Any]], description: CorpusDescription) -> None:
+    """Refuse tables that would be read outside their bounds."""
+    tokens = description.tokens
+    frequent = len(tables["frequent_ranges"])
+    shapes = {
+        "tokens": tokens + ORDER,
+        "positions": tokens,
+        "first_token_bounds": description.vocab_size + 1,
+        "frequent_order_bounds": ORDER + 1,
+        "successor_bounds": frequent + 1,
+        "successor_probabilities": len(tables["successors"]),
+    }
+    for name, length in shapes.items():
+        if tables[name].shape != (length,):
+            raise ValueError(f"{name} has shape {tables[name].shape}, not ({length},)")
+    limits = {
+        "positions": tokens,
+        "first_token_bounds": tokens + 1,
+        "frequent_order_bounds": frequent + 1,
+        "successor_bounds": len(tables["successors"]) + 1,
+    }
+    for name, limit in limits.items():
+        if tables[name].size and tables[name].max() >= limit:
+            raise ValueError(f"{name} points beyond the end")

@@ -1,0 +1,79 @@
+"""What followed the last tokens earlier in the same request's prompt and output."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+_RECENT: Final = 32
+"""Earlier occurrences of a token that can begin a match; older ones rarely say anything new."""
+
+Matches = dict[int, int]
+"""Length of the match that ends just before a position, by the position of what followed."""
+
+
+class Lookup:
+    """The text of one request, indexed by token.
+
+    A match is an earlier place whose preceding tokens equal the last ones of a branch. Matches
+    are followed token by token, so that a branch costs as much as it has matches, and grow as
+    long as the text agrees.
+
+    Args:
+        token_ids: Prompt and, where a request is taken up again, output so far.
+        max_length: Longest match that is told apart from longer ones.
+    """
+
+    def __init__(self, token_ids: Sequence[int], max_length: int) -> None:
+        self._text: list[int] = []
+        self._following: defaultdict[int, list[int]] = defaultdict(list)
+        self._max_length = max_length
+        self.matches: Matches = {}
+        self.extend(token_ids)
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Append committed tokens and find the matches of the new end of the text."""
+        text, following = self._text, self._following
+        before = len(text)
+        for token in token_ids:
+            text.append(token)
+            following[token].append(len(text))
+        # Older matches cannot be longer than `max_length`, so a long prompt need not be followed.
+        begin = max(before, len(text) - self._max_length)
+        matches = self.matches if begin == before else {}
+        for token in text[begin:]:
+            matches = self.follow(matches, token)
+        self.matches = matches
+
+    def follow(self, matches: Matches, token: int) -> Matches:
+        """Return the matches of a branch that continues one having `matches` with `token`."""
+        text = self._text
+        occurrences = self._following.get(token)
+        if occurrences is None:
+            return {}
+        longer = dict.fromkeys(occurrences[-_RECENT:], 1)
+        end = len(text)
+        for position, length in matches.items():
+            if position < end and text[position] == token:
+                longer[position + 1] = length + 1
+        return longer
+
+    def evidence(self, matches: Matches, weights: Sequence[float]) -> dict[int, float]:
+        """Add up what followed the matches.
+
+        Args:
+            matches: The matches of a branch.
+            weights: What one occurrence counts, by the length of its match up to `max_length`.
+
+        Returns:
+            The evidence for each token that followed.
+        """
+        text = self._text
+        end = len(text)
+        longest = self._max_length
+        found: dict[int, float] = {}
+        for position, length in matches.items():
+            if position < end:
+                token = text[position]
+                weight = weights[length if length < longest else longest]
+                found[token] = found.get(token, 0.0) + weight
+        return found

@@ -1,0 +1,166 @@
+"""How much each source is believed: one probability from the three of them.
+
+Text sources speak in evidence. An earlier occurrence in the request counts by the length of its
+match, the corpus as a whole by the length of the context that it knows, and
+P(token) = (lookup evidence for it + corpus evidence · P_corpus(token)) / (all evidence).
+The network's distribution is mixed in linearly, with a weight by depth and longest match.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from peagle.catalog.entry import DATA_FOLDER
+from peagle.draft.corpus import ORDER
+from peagle.draft.tree import CandidateTree, Child, Source
+from peagle.errors import CheckpointError
+
+SHIPPED_PRIOR: Final = DATA_FOLDER / "corpora" / "smollm2-135m-instruct.json"
+
+_NETWORK, _LOOKUP, _CORPUS = Source.NETWORK, Source.LOOKUP, Source.CORPUS
+
+_Evidence = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Weight = Annotated[float, Field(ge=0, le=1)]
+
+
+class MixturePrior(BaseModel):
+    """What is believed before the request has said anything, fitted on held-out text.
+
+    Attributes:
+        lookup_evidence: Evidence of one earlier occurrence, by match length from 0 up; the last
+            entry is for all longer ones.
+        corpus_evidence: Evidence of the corpus, by the length of the longest context that it
+            knows, from 0 up. Entry 0 stands for all that no source knows.
+        match_bounds: Match lengths at which the next column of `network_weights` begins.
+        network_weights: Weight of the network's distribution against the text's; one row per
+            depth, the last for all deeper ones, one column per range of longest matches.
+        trust_observations: How many observed positions the prior's calibration is worth.
+        provenance: Where the numbers come from.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lookup_evidence: tuple[_Evidence, ...] = Field(min_length=2)
+    corpus_evidence: tuple[_Evidence, ...] = Field(min_length=ORDER + 1, max_length=ORDER + 1)
+    match_bounds: tuple[int, ...]
+    network_weights: tuple[tuple[_Weight, ...], ...] = Field(min_length=1)
+    trust_observations: float = Field(gt=0, allow_inf_nan=False)
+    provenance: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _columns_match(self) -> Self:
+        if any(len(row) != len(self.match_bounds) + 1 for row in self.network_weights):
+            raise ValueError("network_weights needs one column more than match_bounds has entries")
+        return self
+
+    @property
+    def longest_match(self) -> int:
+        """Match length from which on evidence no longer grows."""
+        return len(self.lookup_evidence) - 1
+
+    def network_weight(self, depth: int, match_length: int) -> float:
+        """Weight of the network's distribution where text has something to say as well."""
+        row = self.network_weights[min(depth, len(self.network_weights)) - 1]
+        return row[bisect_right(self.match_bounds, match_length)]
+
+    @classmethod
+    def load(cls, path: Path = SHIPPED_PRIOR) -> Self:
+        """Read a prior that `scripts/fit_mixture.py` wrote.
+
+        Args:
+            path: The file; the shipped prior serves any model, its numbers depend on it little.
+
+        Raises:
+            CheckpointError: The file is missing or holds something else.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise CheckpointError(
+                f"{path} is no usable mixture prior: {str(error).splitlines()[0]}.",
+                remedy="Fit it anew with scripts/fit_mixture.py.",
+                field="prior",
+            ) from None
+
+
+class Mixture:
+    """The mixture of one request: the prior, and how far its predictions held so far."""
+
+    def __init__(self, prior: MixturePrior) -> None:
+        self.prior = prior
+        self._corpus_evidence = prior.corpus_evidence
+        self._hits = self._expected = prior.trust_observations
+        self._trust = 1.0
+
+    @property
+    def trust(self) -> float:
+        """Factor for every probability given the parent, at most 1."""
+        return self._trust
+
+    def children(
+        self,
+        lookup: dict[int, float],
+        corpus: dict[int, float],
+        corpus_order: int,
+        network: tuple[list[int], list[float]] | None = None,
+        network_weight: float = 0.0,
+    ) -> list[Child]:
+        """Mix what the sources say about the next token.
+
+        Args:
+            lookup: Evidence from the request's own text, by token.
+            corpus: Probabilities from the corpus, by token.
+            corpus_order: Length of the longest context that the corpus knows.
+            network: The network's tokens and probabilities.
+            network_weight: Its weight; a source that says nothing leaves its own to the other.
+
+        Returns:
+            The children, most probable first.
+        """
+        text_share = self._trust
+        predicted: dict[int, float] = {}
+        if network is not None:
+            weight = network_weight if lookup or corpus else 1.0
+            text_share *= 1 - weight
+            # No comparison with NaN is true: a broken network proposes nothing.
+            predicted = {
+                token: self._trust * weight * probability
+                for token, probability in zip(*network, strict=True)
+                if probability > 0
+            }
+        corpus_evidence = self._corpus_evidence[corpus_order]
+        evidence = sum(lookup.values()) + corpus_evidence
+        per_evidence = text_share / evidence if evidence > 0 else 0.0
+        corpus_share = corpus_evidence * per_evidence
+        children: list[Child] = []
+        for token in lookup | corpus | predicted:
+            from_lookup = lookup.get(token, 0.0) * per_evidence
+            from_corpus = corpus.get(token, 0.0) * corpus_share
+            from_network = predicted.get(token, 0.0)
+            if from_lookup >= from_corpus:
+                source = _LOOKUP if from_lookup >= from_network else _NETWORK
+            else:
+                source = _CORPUS if from_corpus >= from_network else _NETWORK
+            children.append(Child(-(from_lookup + from_corpus + from_network), token, source))
+        children.sort()
+        return children
+
+    def observe(self, tree: CandidateTree, accepted: Sequence[int]) -> None:
+        """Compare what a tree promised with what the target wrote.
+
+        Args:
+            tree: A tree made with this mixture, since the last call.
+            accepted: The nodes of the path that the target wrote, from the root down.
+        """
+        promised: dict[int, float] = {}
+        for node, parent in enumerate(tree.parents):
+            promised[parent] = promised.get(parent, 0.0) + tree.probabilities[node]
+        for node in (-1, *accepted):
+            if node in promised:
+                above = tree.probabilities[node] if node >= 0 else 1.0
+                self._expected += promised[node] / above / self._trust
+        self._hits += len(accepted)
+        self._trust = min(1.0, self._hits / self._expected)

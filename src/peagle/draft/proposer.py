@@ -1,0 +1,137 @@
+"""Propose the candidate tree of one request from everything that is known about it."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from peagle.draft.corpus import Corpus, Ranges
+from peagle.draft.distributions import LevelDistributions
+from peagle.draft.lookup import Lookup, Matches
+from peagle.draft.mixture import Mixture, MixturePrior
+from peagle.draft.tree import CandidateTree, Child, grow
+from peagle.spec import ParallelDraftingSpec
+
+MAX_DEPTH: Final = 32
+"""Most draft tokens on a path; branches of text in a loop go as deep as the tree has nodes."""
+
+
+class Proposer:
+    """What to propose for one request.
+
+    The tree depends on the request's text, the network's predictions for it, and what was
+    accepted of earlier trees of the same request: on nothing else.
+
+    Args:
+        token_ids: Prompt and, where a request is taken up again, output so far.
+        spec: How large the tree may grow, and which text sources to ask.
+        corpus: Text that the target wrote before, if there is any.
+        prior: How much each source is believed at first.
+    """
+
+    def __init__(
+        self,
+        token_ids: Sequence[int],
+        *,
+        spec: ParallelDraftingSpec,
+        corpus: Corpus | None,
+        prior: MixturePrior,
+    ) -> None:
+        self.spec = spec
+        self.mixture = Mixture(prior)
+        self.lookup = Lookup(token_ids, prior.longest_match) if spec.lookup else None
+        self.corpus = corpus if spec.corpus else None
+        self._ranges = [] if self.corpus is None else self.corpus.ranges(token_ids)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Take note of tokens that the target wrote."""
+        if self.lookup is not None:
+            self.lookup.extend(token_ids)
+        if self.corpus is not None:
+            for token in token_ids:
+                self._ranges = self.corpus.follow(self._ranges, token)
+
+    def propose(
+        self,
+        network: LevelDistributions | None = None,
+        depth_limit: int | None = None,
+        node_limit: int | None = None,
+    ) -> CandidateTree:
+        """Choose the draft tokens to verify next.
+
+        Args:
+            network: The drafter network's predictions for this request, where it ran.
+            depth_limit: Most draft tokens on a path, where fewer tokens may still be written.
+            node_limit: Most nodes, where the engine grants fewer than the request allows.
+
+        Returns:
+            The most probable paths, within the request's limits.
+        """
+        spec = self.spec
+        matches = {} if self.lookup is None else self.lookup.matches
+        return grow(
+            _Branch(self, network, matches, self._ranges, ()),
+            max_nodes=_least(spec.max_tree_nodes, node_limit),
+            max_roots=spec.num_parallel_trees,
+            max_depth=_least(MAX_DEPTH, depth_limit),
+        )
+
+    def observe(self, tree: CandidateTree, accepted: Sequence[int]) -> None:
+        """Learn from the verification of a tree how far to trust the next ones.
+
+        Args:
+            tree: The tree, or the first nodes of the tree, that was proposed last.
+            accepted: The nodes of the path that the target wrote, from the root down.
+        """
+        self.mixture.observe(tree, accepted)
+
+
+class _Branch:
+    """A path of draft tokens, with the places where the text sources know it from."""
+
+    __slots__ = ("_matches", "_network", "_path", "_proposer", "_ranges")
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        network: LevelDistributions | None,
+        matches: Matches,
+        ranges: Ranges,
+        path: tuple[int, ...],
+    ) -> None:
+        self._proposer = proposer
+        self._network = network
+        self._matches = matches
+        self._ranges = ranges
+        self._path = path
+
+    def child(self, token: int) -> "_Branch":
+        lookup, corpus = self._proposer.lookup, self._proposer.corpus
+        return _Branch(
+            self._proposer,
+            self._network,
+            {} if lookup is None else lookup.follow(self._matches, token),
+            [] if corpus is None else corpus.follow(self._ranges, token),
+            (*self._path, token),
+        )
+
+    def children(self) -> list[Child]:
+        proposer, depth = self._proposer, len(self._path) + 1
+        lookup, corpus, network = proposer.lookup, proposer.corpus, self._network
+        mixture = proposer.mixture
+        evidence = (
+            {} if lookup is None else lookup.evidence(self._matches, mixture.prior.lookup_evidence)
+        )
+        followed = {} if corpus is None else corpus.successors(self._ranges)
+        # The network may have predicted more levels than this request asked for, for others.
+        if network is None or depth > min(network.levels, proposer.spec.prediction_depth):
+            return mixture.children(evidence, followed, len(self._ranges))
+        return mixture.children(
+            evidence,
+            followed,
+            len(self._ranges),
+            network.children(depth, self._path),
+            mixture.prior.network_weight(depth, max(self._matches.values(), default=0)),
+        )
+
+
+def _least(limit: int, other: int | None) -> int:
+    return limit if other is None else min(limit, other)

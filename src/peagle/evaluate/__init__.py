@@ -1,0 +1,1 @@
+"""Measuring what the engine does: workloads, acceptance, and the machine."""

@@ -1,0 +1,97 @@
+"""From what users hand over as a prompt to the tokens that the model reads."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from peagle.errors import InvalidRequestError
+from peagle.model.chat_template import ChatTemplate
+from peagle.model.tokenizer import Tokenizer
+
+Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+"""A user's message; a conversation; or `prompt` (text) or `prompt_token_ids`, taken as it is."""
+
+
+class PromptReader:
+    """Turns prompts into tokens for one model.
+
+    Args:
+        tokenizer: The model's vocabulary.
+        template: A chat template that replaces the model's own.
+        vocab_size: Rows of the model's embedding.
+        model: What messages call the model.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: str | None, vocab_size: int, model: str
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._model = model
+        self._template = _chat_template(tokenizer, template)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Turn a prompt into tokens, as `generate` reads it.
+
+        Raises:
+            InvalidRequestError: It is empty, of an unknown form, or holds impossible tokens.
+        """
+        if isinstance(prompt, str):
+            if self._template is None:
+                return self._checked(self._tokenizer.encode_prompt(prompt))
+            if not prompt:
+                return self._checked([])
+            prompt = [{"role": "user", "content": prompt}]
+        if isinstance(prompt, Mapping):
+            return self._checked(self._plain(prompt))
+        if self._template is None:
+            raise InvalidRequestError(
+                f"{self._model} has no chat template, so it cannot read a conversation.",
+                remedy="Give the prompt as text.",
+                field="messages",
+            )
+        return self._checked(self._tokenizer.encode(self._template.render(prompt)))
+
+    def _plain(self, prompt: Mapping[str, Any]) -> list[int]:
+        match dict(prompt):
+            case {"prompt": str(text), **rest} if not rest:
+                return self._tokenizer.encode_prompt(text)
+            case {"prompt_token_ids": ids, **rest} if not rest:
+                return list(ids)
+        raise InvalidRequestError(
+            f"A prompt cannot be an object with the keys {', '.join(map(repr, prompt))}.",
+            remedy='Give text, a list of messages, {"prompt": text} or {"prompt_token_ids": ids}.',
+            field="prompt",
+        )
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        vocab_size = self._vocab_size
+        if not ids:
+            raise InvalidRequestError(
+                "The prompt is empty.", remedy="Write what the model should answer.", field="prompt"
+            )
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise InvalidRequestError(
+                    f"prompt_token_ids holds {token!r}.",
+                    remedy=f"Token ids are whole numbers from 0 to {vocab_size - 1}.",
+                    field="prompt_token_ids",
+                )
+        return ids
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Tell one prompt from several: a list of messages is one conversation."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, Mapping) and "role" in item for item in items):
+        return [items]  # type: ignore[list-item]
+    return items
+
+
+def _chat_template(tokenizer: Tokenizer, replacement: str | None) -> ChatTemplate | None:
+    if replacement is not None:
+        return ChatTemplate(
+            replacement, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+        )
+    return ChatTemplate.of(tokenizer) if tokenizer.chat_template is not None else None

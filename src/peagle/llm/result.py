@@ -1,0 +1,107 @@
+"""What comes back: answers with their tokens, origins, figures and timing."""
+
+from dataclasses import dataclass
+
+from peagle.engine.logprobs import TokenLogprobs
+from peagle.engine.sequence import Origin
+from peagle.engine.statistics import SpeculationStatistics, pooled
+from peagle.engine.stops import FinishReason
+from peagle.spec import Method
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer.
+
+    Attributes:
+        index: Its place among the request's `n` answers.
+        text: What it says.
+        token_ids: Its tokens, the one that ended it included.
+        finish_reason: `stop` or `length`.
+        stop_reason: The stop string or token that ended it; None for end-of-sequence and length.
+        origins: For each token whether it was the target's own or drafted, and from what.
+        logprobs: For each token the model's own log-probabilities, if they were asked for.
+        statistics: What speculation did.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    origins: list[Origin]
+    logprobs: list[TokenLogprobs] | None
+    statistics: SpeculationStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds that a request took.
+
+    Attributes:
+        ttft_s: From the request to its first token.
+        decode_s: From the first token to the last.
+        tokens_per_s: Tokens after the first of each answer, per second of `decode_s`.
+    """
+
+    ttft_s: float
+    decode_s: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The answers to one prompt.
+
+    Attributes:
+        prompt_token_ids: The prompt as the model read it.
+        choices: The answers, by index.
+        method: How drafts were made: `peagle`, `lookup` or `none`.
+        seed: What sampling drew with; give it again to get the same answers.
+        timing: How long it took.
+    """
+
+    prompt_token_ids: list[int]
+    choices: list[Choice]
+    method: Method
+    seed: int
+    timing: Timing
+
+    @property
+    def text(self) -> str:
+        """Text of the first answer."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Tokens of the first answer."""
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first answer ended."""
+        return self.choices[0].finish_reason
+
+    @property
+    def statistics(self) -> SpeculationStatistics:
+        """What speculation did, over all answers."""
+        return pooled(choice.statistics for choice in self.choices)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step added to an answer.
+
+    Attributes:
+        index: Which of the request's answers.
+        text: Text that became certain; may be empty.
+        token_ids: Its tokens.
+        origins: For each of them whether it was the target's own or drafted, and from what.
+        finish_reason: Why the answer ended with it, or None.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    origins: list[Origin]
+    finish_reason: FinishReason | None

@@ -1,0 +1,23 @@
+"""The real small model, loaded once for all tests that need it."""
+
+import pytest
+import torch
+
+from peagle import LLM
+
+MODEL = "smollm2-135m-instruct"
+
+# Two threads on two cores, whatever else the machine believes it has.
+torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> LLM:
+    """SmolLM2-135M-Instruct in bfloat16."""
+    return LLM(MODEL, dtype="bfloat16")
+
+
+@pytest.fixture(scope="session")
+def smollm2_float32() -> LLM:
+    """SmolLM2-135M-Instruct in float32."""
+    return LLM(MODEL, dtype="float32")

@@ -1,0 +1,80 @@
+"""Scheduling: admission, memory, and answers that come and go."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from peagle import LLM, SamplingParams
+from peagle.engine.engine import Engine
+from peagle.errors import InvalidRequestError, OutOfMemoryBudgetError
+from tests.engine.test_lossless import NoRepeats, plainly
+
+
+@pytest.fixture
+def small_cache(smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
+    """The model with a KV cache of three pages, 192 positions."""
+    cache = smollm2.target.new_cache(1 << 23)
+    pages = cache.bytes_per_page * 3
+    engine = Engine(smollm2.target, smollm2.target.new_cache(pages))
+    monkeypatch.setattr(smollm2, "engine", engine)
+    return smollm2
+
+
+def test_answers_wait_for_memory_and_all_are_given(small_cache: LLM) -> None:
+    params = SamplingParams(max_tokens=8)
+    prompts = ["Count to five.", "Name a fish.", "Name a bird.", "Say hello."]
+    results = small_cache.generate(prompts, params)
+    assert [r.token_ids for r in results] == [plainly(small_cache, p, params) for p in prompts]
+    assert small_cache.engine.kv_cache.free_pages == 3
+    assert not small_cache.engine.running
+    assert not small_cache.engine.waiting
+
+
+def test_a_request_that_can_never_fit_is_refused_at_once(small_cache: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match=r"max_tokens is 500.*Lower max_tokens to \d+"):
+        small_cache.generate("Hello", SamplingParams(max_tokens=500))
+    sequence = small_cache.stream("Hello", SamplingParams(max_tokens=8)).sequences[0]
+    small_cache.abort([sequence])
+    sequence.positions = 193
+    with pytest.raises(OutOfMemoryBudgetError, match=r"193 tokens.*holds 192"):
+        small_cache.engine.add(sequence)
+
+
+def test_without_max_tokens_the_answer_is_bounded_by_the_cache(small_cache: LLM) -> None:
+    result = small_cache.generate("Hello", SamplingParams(ignore_eos=True))[0]
+    assert result.finish_reason == "length"
+    assert len(result.prompt_token_ids) + len(result.token_ids) == 192
+
+
+def test_leaving_a_stream_early_frees_its_memory(small_cache: LLM) -> None:
+    generation = small_cache.stream("Tell me a story.", SamplingParams(max_tokens=60))
+    for piece in generation:
+        assert piece.token_ids
+        break
+    assert small_cache.engine.kv_cache.free_pages == 3
+    assert not small_cache.engine.running
+
+
+def test_an_answer_that_cannot_go_on_fails_alone(small_cache: LLM) -> None:
+    class Nothing(NoRepeats):
+        def allowed(self, output_ids: Sequence[int]) -> torch.Tensor:
+            return super().allowed(output_ids) & (len(output_ids) < 3)
+
+    good = small_cache.stream("Say hello.", SamplingParams(max_tokens=8))
+    bad = small_cache.stream("Say hello.", SamplingParams(max_tokens=8, logits_mask=Nothing()))
+    while not (good.finished and bad.finished):
+        small_cache.step()
+    assert good.result.token_ids == plainly(small_cache, "Say hello.", SamplingParams(max_tokens=8))
+    with pytest.raises(InvalidRequestError, match="No token is allowed as token 3"):
+        _ = bad.result
+    assert small_cache.engine.kv_cache.free_pages == 3
+
+
+def test_adaptive_trees_of_all_answers_fit_in_one_pass(smollm2: LLM) -> None:
+    prompts = ["Repeat: one two three one two three one two three one two"] * 8
+    results = smollm2.generate(prompts, SamplingParams(max_tokens=10))
+    most = smollm2.target.rows_per_pass // 8 - 1
+    for result in results:
+        statistics = result.statistics
+        assert statistics.drafted_tokens <= most * statistics.target_passes

@@ -1,0 +1,38 @@
+"""The check behind `peagle doctor` finds rows that depend on others."""
+
+import pytest
+
+from peagle.evaluate import row_check
+from peagle.evaluate.pass_cost import pass_costs
+from peagle.evaluate.row_check import check_rows
+from peagle.model.invariance import RowLadder
+from tests.model.random_models import random_target
+
+
+def test_an_independent_target_passes() -> None:
+    target = random_target()
+    check = check_rows(target)
+    assert check.differing == 0
+    assert check.largest_pass == target.rows_per_pass
+    assert check.compared == 4 * 5 * target.rows_per_pass
+
+
+def test_row_counts_that_disagree_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_check, "_PREFIXES", (40,))
+    target = random_target()
+    exact = type(target.weights.head).__call__
+
+    def dependent(self, rows):
+        return exact(self, rows) * (1 + 1e-6 * (rows.shape[0] > 16))
+
+    monkeypatch.setattr(type(target.weights.head), "__call__", dependent)
+    monkeypatch.setattr(target.planner, "ladder", RowLadder((16, 32)))
+    assert check_rows(target).differing > 0
+
+
+def test_costs_are_given_for_each_row_count() -> None:
+    target = random_target()
+    costs = pass_costs(target, (1, 16, 100), context=64)
+    assert [cost.rows for cost in costs] == [1, 16, 100]
+    assert costs[2].passes == -(-100 // target.rows_per_pass)
+    assert all(cost.seconds > 0 for cost in costs)

@@ -1,0 +1,258 @@
+"""Reading GGUF files and Hugging Face folders, and refusing what cannot be run."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from peagle.errors import CheckpointError, InvalidRequestError, UnsupportedError
+from peagle.model.config import DecoderConfig, RopeScaling
+from peagle.model.decoder import DecoderWeights
+from peagle.model.folder_checkpoint import FolderCheckpoint
+from peagle.model.gguf_checkpoint import GGUFCheckpoint
+from peagle.model.loading import choose_device, choose_dtype
+from peagle.model.prepared import open_checkpoint, prepared_folder
+from peagle.model.rope import inverse_frequencies, pair_neighbours
+from tests.model.random_models import CPU, FAMILIES, GROUPED, LLAMA3, reference_model
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEAGLE_CACHE", str(tmp_path / "cache"))
+
+
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def write_gguf(
+    path: Path, config: DecoderConfig, *, leave_out: str = "", **metadata: Any
+) -> dict[str, torch.Tensor]:
+    """Write a random model as llama.cpp's converter would, float32."""
+    state = reference_model(config).state_dict()
+    writer = gguf.GGUFWriter(path, metadata.pop("architecture", "llama"))
+    writer.add_block_count(config.num_layers)
+    writer.add_context_length(config.context_length)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    for key, value in metadata.items():
+        getattr(writer, f"add_{key}")(value)
+    if config.rope_scaling is not None:
+        plain = inverse_frequencies(config.head_dim, config.rope_theta, None)
+        scaled = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        writer.add_tensor("rope_freqs.weight", (plain / scaled).numpy())
+    tops = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+    for name, weight in state.items():
+        if name == "lm_head.weight" and config.tied_embeddings:
+            continue
+        if name in tops:
+            stored = tops[name]
+        else:
+            _, _, layer, *part, kind = name.split(".")
+            stored = f"blk.{layer}.{NAMES['.'.join(part)]}.{kind}"
+        if stored == leave_out:
+            continue
+        values = weight
+        if ".attn_q." in stored:
+            values = pair_neighbours(weight, config.num_heads)
+        if ".attn_k." in stored:
+            values = pair_neighbours(weight, config.num_kv_heads)
+        writer.add_tensor(stored, np.ascontiguousarray(values.numpy()))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return state
+
+
+def write_folder(folder: Path, config: DecoderConfig, **changes: Any) -> dict[str, torch.Tensor]:
+    folder.mkdir(exist_ok=True)
+    state = {
+        name: weight.contiguous()
+        for name, weight in reference_model(config).state_dict().items()
+        if not (config.tied_embeddings and name == "lm_head.weight")
+    }
+    save_file(state, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**config.to_hugging_face(), **changes}))
+    return state
+
+
+STRETCHED = replace(LLAMA3, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 8192))
+
+
+@pytest.mark.parametrize("config", [GROUPED, STRETCHED], ids=["tied", "stretched"])
+def test_gguf_gives_the_configuration_and_weights_that_were_written(
+    tmp_path: Path, config: DecoderConfig
+) -> None:
+    state = write_gguf(tmp_path / "m.gguf", config)
+    checkpoint = GGUFCheckpoint(tmp_path / "m.gguf")
+    read = checkpoint.config
+    assert replace(read, rms_norm_eps=config.rms_norm_eps) == config
+    assert read.rms_norm_eps == pytest.approx(config.rms_norm_eps)
+    tensors = dict(checkpoint.tensors())
+    tied = {"lm_head.weight"} if config.tied_embeddings else set()
+    assert set(tensors) == set(state) - tied
+    for name, weight in tensors.items():
+        assert torch.equal(weight, state[name]), name
+
+
+def test_gguf_with_unknown_rope_scaling_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", LLAMA3)
+    with pytest.raises(UnsupportedError, match="rotary frequencies in a way we do not know"):
+        GGUFCheckpoint(tmp_path / "m.gguf")
+
+
+def test_gguf_of_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", GROUPED, architecture="falcon")
+    with pytest.raises(UnsupportedError, match="'falcon'"):
+        GGUFCheckpoint(tmp_path / "m.gguf")
+
+
+def test_gguf_with_experts_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", GROUPED, expert_count=8)
+    with pytest.raises(UnsupportedError, match="mixture of experts"):
+        GGUFCheckpoint(tmp_path / "m.gguf")
+
+
+def test_a_gguf_without_a_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", GROUPED, leave_out="blk.2.ffn_up.weight")
+    opened = open_checkpoint(tmp_path / "m.gguf", torch.float32)
+    with pytest.raises(CheckpointError, match=r"model\.layers\.2\.mlp\.up_proj\.weight"):
+        DecoderWeights.prepare(opened.config, opened.tensors(), torch.float32, CPU)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.9])
+def test_a_truncated_gguf_is_refused(tmp_path: Path, share: float) -> None:
+    whole = tmp_path / "m.gguf"
+    write_gguf(whole, GROUPED)
+    content = whole.read_bytes()
+    whole.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(CheckpointError, match="truncated or corrupt"):
+        GGUFCheckpoint(whole)
+
+
+def test_prepared_weights_are_reused_until_the_file_changes(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    state = write_gguf(file, GROUPED)
+    first = prepared_folder(file, torch.bfloat16)
+    stamp = (first / "model.safetensors").stat().st_mtime_ns
+    assert prepared_folder(file, torch.bfloat16) == first
+    assert (first / "model.safetensors").stat().st_mtime_ns == stamp
+    assert prepared_folder(file, torch.float32) != first
+    name = "model.layers.1.self_attn.q_proj.weight"
+    prepared = open_checkpoint(file, torch.bfloat16).tensors()[name]
+    assert torch.equal(prepared, pair_neighbours(state[name].bfloat16(), GROUPED.num_heads))
+    write_gguf(file, STRETCHED)
+    assert prepared_folder(file, torch.bfloat16) != first
+
+
+@pytest.mark.parametrize("config", [*FAMILIES.values(), STRETCHED])
+def test_a_folder_gives_the_configuration_it_was_written_with(
+    tmp_path: Path, config: DecoderConfig
+) -> None:
+    write_folder(tmp_path, config)
+    assert FolderCheckpoint(tmp_path).config == config
+
+
+def test_a_folder_of_shards_is_read_whole_and_a_missing_shard_is_named(tmp_path: Path) -> None:
+    state = write_folder(tmp_path, GROUPED)
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(state)
+    shards = {"model-1-of-2.safetensors": names[:9], "model-2-of-2.safetensors": names[9:]}
+    for shard, held in shards.items():
+        save_file({name: state[name] for name in held}, tmp_path / shard)
+    weight_map = {name: shard for shard, held in shards.items() for name in held}
+    index = {"metadata": {}, "weight_map": weight_map}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert set(FolderCheckpoint(tmp_path).tensors()) == set(names)
+    (tmp_path / "model-2-of-2.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"lacks model-2-of-2\.safetensors"):
+        FolderCheckpoint(tmp_path).tensors()
+
+
+def test_corrupt_safetensors_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, GROUPED)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
+        FolderCheckpoint(tmp_path).tensors()
+
+
+def test_weights_of_another_shape_are_refused_with_both_shapes(tmp_path: Path) -> None:
+    write_folder(tmp_path, GROUPED, intermediate_size=150)
+    opened = FolderCheckpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"\[160, 96\].*\[150, 96\]"):
+        DecoderWeights.prepare(opened.config, opened.tensors(), torch.float32, CPU)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, UnsupportedError, "'GPT2LMHeadModel'"),
+        ({"architectures": None}, UnsupportedError, "architecture None"),
+        ({"attention_bias": True}, UnsupportedError, "attention_bias is true"),
+        ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedError, "'gptq'"),
+        ({"hidden_act": "gelu"}, UnsupportedError, "'gelu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, UnsupportedError, "'yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, CheckpointError, "rope_scaling"),
+        ({"num_hidden_layers": 0}, CheckpointError, "num_layers = 0"),
+        ({"num_hidden_layers": "4"}, CheckpointError, "num_hidden_layers = '4'"),
+        ({"num_key_value_heads": 4}, CheckpointError, "num_kv_heads = 4"),
+        ({"rope_theta": float("nan")}, CheckpointError, "rope_theta = nan"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    write_folder(tmp_path, GROUPED, **changes)
+    with pytest.raises(error, match=message):
+        FolderCheckpoint(tmp_path)
+
+
+def test_a_folder_without_or_with_broken_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+        FolderCheckpoint(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="not valid JSON"):
+        FolderCheckpoint(tmp_path)
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:x", "cpu:1", ""])
+def test_unknown_devices_are_refused(device: str) -> None:
+    with pytest.raises(InvalidRequestError, match="auto, cpu, cuda or cuda:N"):
+        choose_device(device)
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="CUDA devices"):
+        choose_device("cuda:7")
+
+
+def test_dtypes_are_chosen_by_name() -> None:
+    assert choose_dtype("float32", CPU) == torch.float32
+    assert choose_dtype("bfloat16", CPU) == torch.bfloat16
+    with pytest.raises(InvalidRequestError, match="'float16'"):
+        choose_dtype("float16", CPU)

@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from peagle.errors import OutOfMemoryBudgetError
+from peagle.model.kv_cache import KVCache, page_bytes, pages_for
+from tests.model.random_models import CPU, GROUPED
+
+
+def cache_of(pages: int) -> KVCache:
+    budget = pages * page_bytes(GROUPED, torch.float32)
+    return KVCache(GROUPED, budget=budget, dtype=torch.float32, device=CPU)
+
+
+def test_a_page_holds_keys_and_values_of_64_positions_in_every_layer() -> None:
+    # 2 (keys, values) * 4 layers * 2 heads * 16 wide * 64 positions * 4 bytes
+    assert page_bytes(GROUPED, torch.float32) == 65_536
+    assert page_bytes(GROUPED, torch.bfloat16) == 32_768
+
+
+@pytest.mark.parametrize(("positions", "pages"), [(1, 1), (64, 1), (65, 2), (128, 2)])
+def test_pages_for_positions(positions: int, pages: int) -> None:
+    assert pages_for(positions) == pages
+
+
+def test_pages_are_reserved_and_given_back() -> None:
+    cache = cache_of(5)
+    first, second = cache.open(65), cache.open(129)
+    assert len(set(first.pages + second.pages)) == 5
+    assert first.capacity == 128
+    assert cache.free_pages == 0
+    assert cache.used_bytes == 5 * 65_536
+    assert not cache.fits(1)
+    cache.close(first)
+    assert cache.free_pages == 2
+    assert cache.fits(128)
+    assert not cache.fits(129)
+    assert set(cache.open(100).pages).isdisjoint(second.pages)
+
+
+def test_a_budget_below_one_page_is_refused_with_both_figures() -> None:
+    with pytest.raises(OutOfMemoryBudgetError, match=r"65,535.*65,536"):
+        KVCache(GROUPED, budget=65_535, dtype=torch.float32, device=CPU)
