@@ -143,7 +143,7 @@ def test_every_sampling_setting_holds_inside_the_tree(smollm2: LLM, setting: str
                 smollm2, [prompt], params, DRAFTS["oracle"], [expected], corrupted=corrupted
             )[0]
             assert result.token_ids == expected
-            assert result.statistics.accepted_tokens > LENGTH / 3
+            assert result.statistics.accepted_tokens >= len(expected) / 3
 
 
 def test_a_penalty_that_ignores_the_path_is_noticed(

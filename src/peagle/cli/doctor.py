@@ -1,11 +1,14 @@
 """`peagle doctor`: what this machine can do, and whether the engine's promise holds on it."""
 
 from functools import partial
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from peagle.cli.options import DEFAULT_MODEL, DeviceOption, ModelOption
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _BROKEN: Final = 1
 
@@ -58,8 +61,8 @@ def doctor(
         kept = "in oneDNN's blocked layout" if weight.prepacked else "as they are"
         console.print(f"Weights: {loaded.weight_bytes / 1e6:.0f} MB, kept {kept}.")
         with Progress(console=Console(stderr=True), transient=True) as progress:
-            show = partial(progress.update, progress.add_task("Comparing rows"))
-            check = check_rows(target, lambda done, total, s=show: s(completed=done, total=total))
+            bar = progress.add_task("Comparing rows")
+            check = check_rows(target, partial(_show, progress, bar))
         if check.differing:
             sound = False
             console.print(
@@ -87,6 +90,10 @@ def doctor(
         console.print(f"Reading the weights once takes {reading * 1000:.1f} ms at this bandwidth.")
     if not sound:
         raise typer.Exit(_BROKEN)
+
+
+def _show(progress: "Progress", bar: "TaskID", done: int, total: int) -> None:
+    progress.update(bar, completed=done, total=total)
 
 
 def _listed(counts: tuple[int, ...]) -> str:

@@ -9,17 +9,15 @@ within it. Ranges of frequent contexts are long, so their successors are stored 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
-import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from peagle.errors import CheckpointError
 
-FORMAT: Final = "peagle-corpus-1"
 ORDER: Final = 5
 """Longest context that is looked up, in tokens."""
 
@@ -31,6 +29,7 @@ PROBABILITY_SCALE: Final = 2**16 - 1
 _NEGLIGIBLE: Final = 0.02
 """Share of the estimate below which shorter contexts are no longer asked."""
 
+_DESCRIPTION: Final = "peagle_corpus"
 _TABLES: Final = (
     "tokens",
     "positions",
@@ -50,6 +49,7 @@ class CorpusDescription(BaseModel):
     """Where a corpus comes from and how its successors are estimated.
 
     Attributes:
+        format: Layout of the tables.
         tokenizer_fingerprint: Which tokenizer's ids these are; None where not recorded.
         vocab_size: Ids lie below it.
         documents: Number of answers in the corpus.
@@ -61,6 +61,7 @@ class CorpusDescription(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    format: Literal["peagle-corpus-1"] = "peagle-corpus-1"
     tokenizer_fingerprint: str | None = None
     vocab_size: int = Field(ge=1, le=2**32 - 1)
     documents: int = Field(ge=0)
@@ -73,9 +74,9 @@ class CorpusDescription(BaseModel):
 class Corpus:
     """Text that the target wrote before, for looking up what follows a context.
 
-    The estimate is an interpolated n-gram: from the shortest context up,
-    P_n = (counts + a · P_(n-1)) / (total + a) with a = c · distinct ** e, which fitted held-out
-    text as well as modified Kneser-Ney smoothing.
+    The estimate is an interpolated n-gram: P_1 = counts / total for a context of one token, and
+    P_n = (counts + a · P_(n-1)) / (total + a) with a = c · distinct ** e for longer ones, which
+    fitted held-out text as well as modified Kneser-Ney smoothing.
 
     Args:
         description: Where the text comes from.
@@ -94,21 +95,22 @@ class Corpus:
         self.description = description
         self._tables = tables
         # A memoryview hands out Python integers several times faster than an array does.
-        self._tokens = memoryview(tables["tokens"])
-        self._positions = memoryview(tables["positions"])
-        self._first = memoryview(tables["first_token_bounds"])
-        self._frequent_ranges = memoryview(tables["frequent_ranges"])
+        self._tokens = tables["tokens"].data
+        self._positions = tables["positions"].data
+        self._first = tables["first_token_bounds"].data
+        self._frequent_ranges = tables["frequent_ranges"].data
         self._frequent_orders: list[int] = tables["frequent_order_bounds"].tolist()
-        self._successor_bounds = memoryview(tables["successor_bounds"])
-        self._successors = memoryview(tables["successors"])
-        self._probabilities = memoryview(tables["successor_probabilities"])
+        self._successor_bounds = tables["successor_bounds"].data
+        self._successors = tables["successors"].data
+        self._probabilities = tables["successor_probabilities"].data
         c, e = description.smoothing
         self._weight_of_shorter = [c * distinct**e for distinct in range(FREQUENT + 1)]
 
     def save(self, path: Path) -> None:
         """Write the table as a safetensors file."""
-        metadata = {"format": FORMAT, "description": self.description.model_dump_json()}
-        save_file(self._tables, path, metadata=metadata)
+        # One entry, as several are written in any order: the same text makes the same file.
+        metadata = {_DESCRIPTION: self.description.model_dump_json()}
+        path.write_bytes(save(self._tables, metadata=metadata))
 
     @classmethod
     def load(cls, path: Path, tokenizer_fingerprint: str | None = None) -> Self:
@@ -125,11 +127,11 @@ class Corpus:
         try:
             # Tensors of torch share the mapped file; numpy's would be copies.
             with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != FORMAT:
-                    raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
+                told = (file.metadata() or {}).get(_DESCRIPTION)
+                if told is None:
+                    raise ValueError("it does not say that it holds a corpus")
+                description = CorpusDescription.model_validate_json(told)
                 tables = {name: file.get_tensor(name).numpy() for name in _TABLES}
-            description = CorpusDescription.model_validate_json(metadata["description"])
             _check(tables, description)
         except FileNotFoundError:
             raise CheckpointError(
@@ -137,9 +139,9 @@ class Corpus:
                 remedy="Give the path of a file that scripts/build_corpus.py wrote.",
                 field="corpus",
             ) from None
-        except (OSError, SafetensorError, KeyError, ValueError, ValidationError) as error:
+        except (OSError, SafetensorError, ValueError) as error:
             raise CheckpointError(
-                f"{path} is no usable corpus: {error}.",
+                f"{path} is no usable corpus: {' '.join(str(error).split())}.",
                 remedy="Fetch the file again, or build it anew with scripts/build_corpus.py.",
                 field="corpus",
             ) from None
@@ -200,7 +202,7 @@ class Corpus:
             for position in positions[low:high]:
                 token = tokens[position + order]
                 counts[token] = counts.get(token, 0) + 1
-            weight_of_shorter = self._weight_of_shorter[len(counts)]
+            weight_of_shorter = self._weight_of_shorter[len(counts)] if order > 1 else 0.0
             per_count = share / (total + weight_of_shorter)
             for token, count in counts.items():
                 estimate[token] = estimate.get(token, 0.0) + count * per_count
@@ -228,14 +230,19 @@ def _check(tables: dict[str, npt.NDArray[Any]], description: CorpusDescription) 
         "successor_bounds": frequent + 1,
         "successor_probabilities": len(tables["successors"]),
     }
+    for name, table in tables.items():
+        if table.dtype.kind != "u":
+            raise ValueError(f"{name} holds {table.dtype}, not unsigned integers")
     for name, length in shapes.items():
         if tables[name].shape != (length,):
             raise ValueError(f"{name} has shape {tables[name].shape}, not ({length},)")
     limits = {
+        "tokens": description.vocab_size,
         "positions": tokens,
         "first_token_bounds": tokens + 1,
         "frequent_order_bounds": frequent + 1,
         "successor_bounds": len(tables["successors"]) + 1,
+        "successors": description.vocab_size,
     }
     for name, limit in limits.items():
         if tables[name].size and tables[name].max() >= limit:

@@ -11,9 +11,9 @@ from peagle.draft.corpus import FREQUENT, ORDER, PROBABILITY_SCALE, Corpus, Corp
 SMOOTHING: Final = (4.5, 0.85)
 """Fitted by maximum likelihood on text held out from the corpus; the optimum is flat."""
 
-_READY_MADE: Final = 32
+_READY_MADE: Final = 16
 """Most successors stored for a context."""
-_LEAST_PROBABILITY: Final = 1 / 500
+_LEAST_PROBABILITY: Final = 1 / 200
 """Successors less probable than this are not stored."""
 _REPEATED_RUN: Final = 16
 

@@ -135,8 +135,13 @@ class Mixture:
         evidence = sum(lookup.values()) + corpus_evidence
         per_evidence = text_share / evidence if evidence > 0 else 0.0
         corpus_share = corpus_evidence * per_evidence
-        children: list[Child] = []
-        for token in lookup | corpus | predicted:
+        # Most tokens are known to the corpus alone.
+        children = [
+            (-corpus_share * probability, token, _CORPUS)
+            for token, probability in corpus.items()
+            if token not in lookup and token not in predicted
+        ]
+        for token in lookup | predicted:
             from_lookup = lookup.get(token, 0.0) * per_evidence
             from_corpus = corpus.get(token, 0.0) * corpus_share
             from_network = predicted.get(token, 0.0)
@@ -144,7 +149,7 @@ class Mixture:
                 source = _LOOKUP if from_lookup >= from_network else _NETWORK
             else:
                 source = _CORPUS if from_corpus >= from_network else _NETWORK
-            children.append(Child(-(from_lookup + from_corpus + from_network), token, source))
+            children.append((-(from_lookup + from_corpus + from_network), token, source))
         children.sort()
         return children
 

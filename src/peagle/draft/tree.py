@@ -15,12 +15,11 @@ class Source(IntEnum):
     CORPUS = 2
 
 
-class Child(NamedTuple):
-    """One token that may follow a branch. Children sort by falling probability, then token id."""
+Child = tuple[float, int, Source]
+"""Negative probability, token and source of one continuation of a branch.
 
-    negative_probability: float
-    token: int
-    source: Source
+Negative, so that sorting puts the most probable first and, of equals, the lowest token id.
+"""
 
 
 class Branch(Protocol):
@@ -96,7 +95,7 @@ def grow(root: Branch, *, max_nodes: int, max_roots: int, max_depth: int) -> Can
         tree.tokens.append(token)
         tree.parents.append(family.parent)
         tree.probabilities.append(-value)
-        tree.sources.append(family.children[rank].source)
+        tree.sources.append(family.children[rank][2])
         tree.depths.append(depth)
         if node + 1 == max_nodes:
             break
@@ -125,8 +124,9 @@ _Candidate = tuple[float, int, int, int, int, _Family]
 
 
 def _offer(heap: list[_Candidate], family: _Family, rank: int) -> None:
-    """Put a family's child of this rank on the heap, if there is one."""
+    """Put a family's child of this rank on the heap, if there is one and it may come."""
     if rank < len(family.children):
-        child = family.children[rank]
-        value = family.probability * child.negative_probability
-        heapq.heappush(heap, (value, family.depth, child.token, family.parent, rank, family))
+        negative, token, _ = family.children[rank]
+        value = family.probability * negative
+        if value < 0:
+            heapq.heappush(heap, (value, family.depth, token, family.parent, rank, family))

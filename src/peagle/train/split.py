@@ -19,8 +19,8 @@ SHARED_RUN: Final = 32
 """Tokens in a row that make two conversations one document."""
 
 RULE: Final = (
-    f"conversations sharing {SHARED_RUN} tokens in a row (the prompts' common prefix aside) are one "
-    f"document; held out when sha256 of its smallest conversation digest is below "
+    f"conversations sharing {SHARED_RUN} tokens in a row (the prompts' common prefix aside) are "
+    f"one document; held out when sha256 of its smallest conversation digest is below "
     f"{HELD_OUT_FRACTION:.0%} of its range"
 )
 """The rule in words, as files made from one side of the split record it."""
@@ -105,7 +105,7 @@ def _common_prefix_length(sequences: Sequence[Sequence[int]]) -> int:
     if not sequences:
         return 0
     # Whatever the smallest and the largest sequence share, all between them share as well.
-    low, high = min(sequences), max(sequences)
+    low, high = min(map(tuple, sequences)), max(map(tuple, sequences))
     length = 0
     while length < min(len(low), len(high)) and low[length] == high[length]:
         length += 1
