@@ -8,6 +8,9 @@ import torch
 from peagle import LLM, SamplingParams
 from peagle.engine.engine import Engine
 from peagle.errors import InvalidRequestError, OutOfMemoryBudgetError
+from peagle.model.kv_cache import KVCache
+from peagle.model.rows import SequenceRows
+from peagle.model.target import StepOutput, TargetModel
 from tests.engine.test_lossless import NoRepeats, plainly
 
 
@@ -71,10 +74,22 @@ def test_an_answer_that_cannot_go_on_fails_alone(small_cache: LLM) -> None:
     assert small_cache.engine.kv_cache.free_pages == 3
 
 
-def test_adaptive_trees_of_all_answers_fit_in_one_pass(smollm2: LLM) -> None:
-    prompts = ["Repeat: one two three one two three one two three one two"] * 8
-    results = smollm2.generate(prompts, SamplingParams(max_tokens=10))
-    most = smollm2.target.rows_per_pass // 8 - 1
-    for result in results:
-        statistics = result.statistics
-        assert statistics.drafted_tokens <= most * statistics.target_passes
+def test_adaptive_trees_of_all_answers_fit_in_one_pass(
+    smollm2: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[list[int]] = []
+    forward = TargetModel.forward
+
+    def recorded(
+        self: TargetModel, cache: KVCache, rows: Sequence[SequenceRows], **options: bool
+    ) -> StepOutput:
+        steps.append([len(part.tokens) for part in rows if part.parents is not None])
+        return forward(self, cache, rows, **options)
+
+    monkeypatch.setattr(TargetModel, "forward", recorded)
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    smollm2.generate([{"prompt": "one two three one two three one two"}] * 8, params)
+    together = [rows for rows in steps if len(rows) == 8]
+    assert together
+    assert all(sum(rows) <= smollm2.target.rows_per_pass for rows in steps)
+    assert max(map(sum, together)) > 8, "no drafts were verified beside others"

@@ -120,17 +120,16 @@ class Mixture:
         Returns:
             The children, most probable first.
         """
-        text_share = self._trust
         predicted: dict[int, float] = {}
         if network is not None:
-            weight = network_weight if lookup or corpus else 1.0
-            text_share *= 1 - weight
-            # No comparison with NaN is true: a broken network proposes nothing.
-            predicted = {
-                token: self._trust * weight * probability
-                for token, probability in zip(*network, strict=True)
-                if probability > 0
-            }
+            # No comparison with NaN is true: a broken network says nothing.
+            predicted = {token: p for token, p in zip(*network, strict=True) if p > 0}
+        if not predicted:
+            network_weight = 0.0
+        elif not lookup and not corpus:
+            network_weight = 1.0
+        network_share = network_weight * self._trust
+        text_share = (1 - network_weight) * self._trust
         corpus_evidence = self._corpus_evidence[corpus_order]
         evidence = sum(lookup.values()) + corpus_evidence
         per_evidence = text_share / evidence if evidence > 0 else 0.0
@@ -144,7 +143,7 @@ class Mixture:
         for token in lookup | predicted:
             from_lookup = lookup.get(token, 0.0) * per_evidence
             from_corpus = corpus.get(token, 0.0) * corpus_share
-            from_network = predicted.get(token, 0.0)
+            from_network = predicted.get(token, 0.0) * network_share
             if from_lookup >= from_corpus:
                 source = _LOOKUP if from_lookup >= from_network else _NETWORK
             else:

@@ -1,0 +1,1 @@
+"""Training drafters, and which text is kept out of it."""
