@@ -1,3 +1,4 @@
+import psutil
 import pytest
 import torch
 
@@ -40,3 +41,13 @@ def test_pages_are_reserved_and_given_back() -> None:
 def test_a_budget_below_one_page_is_refused_with_both_figures() -> None:
     with pytest.raises(OutOfMemoryBudgetError, match=r"65,535.*65,536"):
         KVCache(GROUPED, budget=65_535, dtype=torch.float32, device=CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_untouched_pages_are_zero_and_take_no_memory(dtype: torch.dtype) -> None:
+    before = psutil.Process().memory_info().rss
+    cache = KVCache(GROUPED, budget=4 << 30, dtype=dtype, device=CPU)
+    assert cache.pool.dtype == dtype
+    assert cache.pool.numel() * dtype.itemsize > (4 << 30) - cache.bytes_per_page
+    assert not cache.pool[3, 1, 7].any()
+    assert psutil.Process().memory_info().rss - before < 256 << 20

@@ -1,8 +1,10 @@
 """Keys and values of committed tokens, in pages of 64 positions under a memory budget."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
 import torch
 
 from peagle.errors import OutOfMemoryBudgetError
@@ -54,13 +56,11 @@ class KVCache:
                 remedy="Give the KV cache more memory.",
                 field="kv_cache_bytes",
             )
-        # Zeroed, because 0 * NaN from a stale page would spoil a masked sum. The system hands out
-        # zeroed memory lazily on a CPU, so untouched pages cost nothing.
-        self.pool = torch.zeros(
+        self.pool = _zeros(
             (config.num_layers, 2, self.total_pages, config.num_kv_heads, PAGE_POSITIONS,
              config.head_dim),
-            dtype=dtype,
-            device=device,
+            dtype,
+            device,
         )  # fmt: skip
         self._free = list(range(self.total_pages - 1, -1, -1))
 
@@ -106,3 +106,16 @@ def page_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
     """Bytes of one page over all layers."""
     values = 2 * config.num_layers * config.num_kv_heads * config.head_dim * PAGE_POSITIONS
     return values * dtype.itemsize
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Make a tensor of zeros; zeros, because 0 * NaN from a stale page would spoil a masked sum.
+
+    On a CPU the system hands out zeroed pages of memory when they are first touched, if it is
+    asked through NumPy; `torch.zeros` touches all of them at once, which would make loading wait
+    for gigabytes that may never be used.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    untouched = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(untouched).view(dtype).view(shape)
