@@ -21,6 +21,8 @@ PROMPTS = [
     "Write a Python function that adds two numbers.",
     "¿Qué es una abeja? 🐝",
 ]
+# Its answer goes on for longer than any test lets it, and repeats itself.
+WORDY = "Repeat the word yes twenty times."
 LENGTH = 28
 TREE = {"adaptive": False}
 DRAFTS: dict[str, dict[str, Any]] = {
@@ -90,10 +92,12 @@ def test_every_kind_of_drafts_gives_the_tokens_of_plain_decoding(
     llm: LLM, sampling: str, drafts: str
 ) -> None:
     params = SamplingParams(max_tokens=LENGTH, **SAMPLINGS[sampling])
-    expected = [plainly(llm, prompt, params) for prompt in PROMPTS]
+    # Two prompts of the slower type do: the whole matrix is scripts/lossless_matrix.py.
+    prompts = PROMPTS if llm.target.dtype == torch.bfloat16 else PROMPTS[:2]
+    expected = [plainly(llm, prompt, params) for prompt in prompts]
     oracles = expected if "oracle" in drafts else None
     corrupted = (2, 5) if drafts == "corrupted oracle" else ()
-    together = drafted(llm, PROMPTS, params, DRAFTS[drafts], oracles, corrupted=corrupted)
+    together = drafted(llm, prompts, params, DRAFTS[drafts], oracles, corrupted=corrupted)
     assert [result.token_ids for result in together] == expected
     alone = drafted(
         llm, PROMPTS[1:2], params, DRAFTS[drafts], oracles and oracles[1:2], corrupted=corrupted
@@ -149,15 +153,17 @@ def test_every_sampling_setting_holds_inside_the_tree(smollm2: LLM, setting: str
 def test_a_penalty_that_ignores_the_path_is_noticed(
     smollm2: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params = SamplingParams(max_tokens=LENGTH, presence_penalty=2.0, frequency_penalty=2.0)
-    expected = plainly(smollm2, PROMPTS[1], params)
+    params = SamplingParams(
+        max_tokens=LENGTH, presence_penalty=2.0, frequency_penalty=2.0, ignore_eos=True
+    )
+    expected = plainly(smollm2, WORDY, params)
     choose = TokenChooser.choose
 
     def without_path(self: TokenChooser, logits: torch.Tensor, path: Sequence[int] = ()) -> int:
         return choose(self, logits)
 
     monkeypatch.setattr(TokenChooser, "choose", without_path)
-    result = drafted(smollm2, PROMPTS[1:2], params, DRAFTS["oracle"], [expected])[0]
+    result = drafted(smollm2, [WORDY], params, DRAFTS["oracle"], [expected])[0]
     assert result.token_ids != expected
 
 
@@ -171,19 +177,19 @@ class NoRepeats:
 
 
 def test_a_logits_mask_is_applied_after_the_path(smollm2: LLM) -> None:
-    params = SamplingParams(max_tokens=LENGTH, logits_mask=NoRepeats())
-    expected = plainly(smollm2, PROMPTS[1], params)
+    params = SamplingParams(max_tokens=LENGTH, logits_mask=NoRepeats(), ignore_eos=True)
+    expected = plainly(smollm2, WORDY, params)
     assert len(set(expected)) == LENGTH
-    result = drafted(smollm2, PROMPTS[1:2], params, DRAFTS["oracle"], [expected])[0]
+    result = drafted(smollm2, [WORDY], params, DRAFTS["oracle"], [expected])[0]
     assert result.token_ids == expected
     assert result.statistics.accepted_tokens > LENGTH / 2
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 5, 9])
 def test_the_length_limit_cuts_accepted_drafts(smollm2: LLM, max_tokens: int) -> None:
-    whole = plainly(smollm2, PROMPTS[1], SamplingParams(max_tokens=LENGTH))
+    whole = plainly(smollm2, WORDY, SamplingParams(max_tokens=LENGTH))
     params = SamplingParams(max_tokens=max_tokens)
-    result = drafted(smollm2, PROMPTS[1:2], params, DRAFTS["oracle"], [whole])[0]
+    result = drafted(smollm2, [WORDY], params, DRAFTS["oracle"], [whole])[0]
     assert result.token_ids == whole[:max_tokens]
     assert result.finish_reason == "length"
     assert result.statistics.emitted_tokens == max_tokens - 1
