@@ -87,6 +87,8 @@ def test_a_file_of_prompts_gives_one_object_a_line(peagle: Run, tmp_path: Path) 
         (("generate", ""), "The prompt is empty"),
         (("generate", "  \n"), "The prompt is empty"),
         (("generate", "a", "--prompts", "b"), "Both a prompt and --prompts"),
+        (("generate", "--prompts", "b", "--stats"), "Leave --stats out"),
+        (("generate", "a", "--concurrency", "2"), "only one prompt"),
         (("generate", "a", "--temperature", "nan"), "temperature cannot be nan"),
         (("generate", "a", "--temperature=-1"), "temperature cannot be -1"),
         (("generate", "a", "--top-p", "0"), "top_p cannot be 0"),
@@ -125,6 +127,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
         ('{"messages": []}', "line 2: messages"),
         ('{"prompt": "a", "max_tokens": 0}', "line 2: max_tokens"),
         ('{"id": "a"}', "line 2: messages"),
+        ('{"prompt": "a", "max_token": 4}', "line 2: max_token"),
     ],
 )
 def test_a_wrong_line_of_a_prompts_file_is_named(

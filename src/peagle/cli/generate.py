@@ -67,12 +67,22 @@ def generate(
             raise InvalidRequestError(
                 "Both a prompt and --prompts are given.", remedy="Give one of them."
             )
+        if stats:
+            raise InvalidRequestError(
+                "--stats and --prompts are given together.",
+                remedy="Leave --stats out: every line of the output holds its figures.",
+            )
         from peagle.evaluate.workload import read_workload
 
         workload = read_workload(prompts)
     elif prompt is None:
         raise InvalidRequestError(
             "There is no prompt.", remedy='Write one, as in: peagle generate "Why is the sky blue?"'
+        )
+    elif concurrency > 1:
+        raise InvalidRequestError(
+            f"--concurrency is {concurrency}, but there is only one prompt.",
+            remedy="Give a file with --prompts.",
         )
     elif prompt == "-":
         prompt = sys.stdin.read()

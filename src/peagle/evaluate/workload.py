@@ -22,7 +22,7 @@ class WorkloadPrompt(BaseModel):
         max_tokens: Most tokens to write; None leaves it to the command.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str
     category: str = "all"

@@ -297,7 +297,7 @@ class LLM:
             if told.method == "peagle":
                 raise InvalidRequestError(
                     f'method is "peagle", but {self.name} has no drafter.',
-                    remedy='Give one with drafter=, or use method "lookup".',
+                    remedy='Give one with drafter (--drafter), or use method "lookup".',
                     field="method",
                 )
             fields["method"] = "lookup"
