@@ -1,7 +1,7 @@
 import torch
 
 from peagle.model.invariance import RowLadder, agreeing_ladder, cancelling_operands
-from peagle.model.linear import product_ladder
+from peagle.model.linear import Linear, product_ladder
 from peagle.model.passes import page_ladder
 from tests.model.random_models import CPU, GROUPED
 
@@ -10,6 +10,19 @@ def test_a_ladder_pads_to_its_next_count() -> None:
     ladder = RowLadder((4, 16, 32))
     assert [ladder.padded(rows) for rows in (1, 4, 5, 16, 17, 32)] == [4, 4, 16, 16, 32, 32]
     assert ladder.largest == 32
+
+
+def test_more_rows_than_the_largest_count_are_full_blocks_and_a_padded_rest() -> None:
+    ladder = RowLadder((4, 16, 32))
+    assert [ladder.padded(rows) for rows in (33, 36, 64, 65, 90, 128)] == [36, 36, 64, 68, 96, 128]
+
+
+def test_a_product_of_many_rows_runs_in_blocks() -> None:
+    linear = Linear(torch.randn(8, 16))
+    linear.most_rows = 32
+    rows = torch.randn(77, 16)
+    blocks = [linear(rows[:32]), linear(rows[32:64]), linear(rows[64:])]
+    assert torch.equal(linear(rows), torch.cat(blocks))
 
 
 def test_cancelling_operands_sum_to_zero_but_for_rounding() -> None:

@@ -26,8 +26,7 @@ def test_pages_for_positions(positions: int, pages: int) -> None:
 def test_pages_are_reserved_and_given_back() -> None:
     cache = cache_of(5)
     first, second = cache.open(65), cache.open(129)
-    assert len(set(first.pages + second.pages)) == 5
-    assert first.capacity == 128
+    assert (first.pages, second.pages) == ([], [])
     assert cache.free_pages == 0
     assert cache.used_bytes == 5 * 65_536
     assert not cache.fits(1)
@@ -35,7 +34,19 @@ def test_pages_are_reserved_and_given_back() -> None:
     assert cache.free_pages == 2
     assert cache.fits(128)
     assert not cache.fits(129)
-    assert set(cache.open(100).pages).isdisjoint(second.pages)
+
+
+def test_pages_are_handed_out_when_needed_and_lowest_first() -> None:
+    cache = cache_of(6)
+    first, second, third = cache.open(65), cache.open(129), cache.open(10)
+    for sequence, positions in ((second, 64), (first, 1), (third, 10), (second, 65), (second, 66)):
+        cache.take_pages(sequence, positions)
+    assert (first.pages, second.pages, third.pages) == ([1], [0, 3], [2])
+    cache.close(first)
+    cache.take_pages(second, 129)
+    assert second.pages == [0, 3, 1]
+    with pytest.raises(ValueError, match="4 pages needed, 3 reserved"):
+        cache.take_pages(second, 193)
 
 
 def test_a_budget_below_one_page_is_refused_with_both_figures() -> None:

@@ -133,6 +133,30 @@ def test_other_sequences_in_the_step_change_no_bit(dtype: torch.dtype) -> None:
             assert torch.equal(logits[0], plain[index]), chosen
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pages_read_in_place_and_pages_copied_together_give_equal_bits(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = random_target(GROUPED, dtype)
+    cache = target.new_cache(BUDGET)
+    sequences = [cache.open(400) for _ in range(4)]
+    for _ in range(3):  # turn by turn, so that each sequence's pages lie apart
+        for number, sequence in enumerate(sequences):
+            rows = SequenceRows(sequence, tokens_of(64, seed=number), logits="none")
+            target.forward(cache, [rows]).commit([range(64)])
+    cache.close(sequences.pop(1))
+    step = [SequenceRows(sequence, [5, 6, 7], [-1, 0, 0]) for sequence in sequences]
+    in_place = target.forward(cache, step)
+    monkeypatch.setattr("peagle.model.attention.MOST_IDLE_PAGES", -1.0)
+    copied = target.forward(cache, step)
+    kinds = [
+        {type(group.pages) for one in output.step.passes for group in one.plan._groups}
+        for output in (in_place, copied)
+    ]
+    assert kinds == [{slice, torch.Tensor}, {torch.Tensor}]
+    assert all(torch.equal(a, b) for a, b in zip(in_place.logits, copied.logits, strict=True))
+
+
 def test_committed_rows_continue_as_if_decoded_plainly() -> None:
     target = random_target()
     cache = target.new_cache(BUDGET)

@@ -53,8 +53,9 @@ def doctor(
         ladder, queries = target.planner.ladder, target.planner.query_ladder
         console.print(f"\n[bold]{resolved.name} in {dtype} on {target.device}[/bold]")
         console.print(
-            f"Products agree for {_listed(ladder.counts)} rows: a pass takes at most "
-            f"{ladder.largest}, padded to the next of these."
+            f"Products agree for {_listed(ladder.counts)} rows: they take a pass of up to "
+            f"{target.rows_per_pass} rows in blocks of {ladder.largest}, the last one padded to "
+            f"the next of these."
         )
         console.print(f"Products with a page of keys agree for {_listed(queries.counts)} queries.")
         weight = target.weights.head

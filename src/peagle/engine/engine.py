@@ -181,8 +181,8 @@ class Engine:
 
     def _draft(self, writing: SequenceOf[Sequence]) -> None:
         """Arrange the candidate tree of each answer, from one drafter pass over all of them."""
-        # An adaptive tree leaves the others their rows: all trees together fit in one pass.
-        share = self.target.rows_per_pass // max(1, len(writing)) - 1
+        # An adaptive tree leaves the others their rows: all trees together fit in one block.
+        share = self.target.rows_per_block // max(1, len(writing)) - 1
         drafting: list[tuple[Sequence, int]] = []
         for sequence in writing:
             sequence.tree = CandidateTree()

@@ -34,20 +34,22 @@ def check_rows(
 ) -> RowCheck:
     """Compare rows of mixed passes with the same rows decoded one at a time.
 
-    At several context lengths a path of tokens is placed at every row index of a full pass, among
-    siblings and beside another sequence, and read in chunks of every verified size.
+    At several context lengths a path of tokens is placed at every row index of the largest block
+    that a product takes, and at every block's last row of a full pass, among siblings and beside
+    another sequence.
 
     Args:
         target: The model.
         progress: Told how many passes of how many are done.
     """
     chance = random.Random(1)
-    most = target.rows_per_pass
+    most, block = target.rows_per_pass, target.rows_per_block
+    places = [*range(block), *range(2 * block - 1, most, block)]
     vocab_size = target.config.vocab_size
     budget = 4 * pages_for(_PREFIXES[-1] + 2 * most) * page_bytes(target.config, target.kv_dtype)
     cache = target.new_cache(budget)
     compared = differing = done = 0
-    total = len(_PREFIXES) * most
+    total = len(_PREFIXES) * len(places)
     for prefix in _PREFIXES:
         context = [chance.randrange(vocab_size) for _ in range(prefix)]
         path = [chance.randrange(vocab_size) for _ in range(4)]
@@ -58,8 +60,8 @@ def check_rows(
             )
         expected = _plainly(target, cache, sequence, [context[-1], *path])
         sequence.length = prefix - 1
-        for place in range(most):
-            count = min(most, max(place + 1, len(path) + 1))
+        for place in places:
+            count = max(place + 1, len(path) + 1)
             tokens, parents, spots = _scattered([context[-1], *path], count, place, chance)
             step = [SequenceRows(sequence, tokens, parents)]
             if count < most:

@@ -3,7 +3,7 @@
 A row attends to its keys gathered in order of absolute position, exactly as plain decoding stores
 them. Keys are taken in pages of 64 positions:
 
-* pages full of committed keys are shared by all rows of a sequence;
+* pages full of committed keys are shared by all rows of a sequence, and read where they lie;
 * the pages behind them are gathered once for each root-to-leaf lane of the tree, with the lane's
   own uncommitted keys patched in at their positions. Siblings are never among them.
 
@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from peagle.model.config import DecoderConfig
@@ -31,6 +32,9 @@ from peagle.model.rows import SequenceRows
 MASKED: Final = -1e30
 # Most rows that share the tail of a lane, as a rule: branches of a candidate tree are short.
 NARROW_ROWS: Final = 4
+# Pages between those that a product reads are computed for nothing; beyond this share of all pages
+# copying the wanted ones together is cheaper (a copy moves every key three times, not once).
+MOST_IDLE_PAGES: Final = 0.5
 # exp of this is the smallest that is still a normal number: MKL's exp was measured four to fifteen
 # times slower on arrays with masked scores in them. (torch's exp2 is as fast as one could wish, but
 # gives an element other bits at the end of an array than inside.)
@@ -71,7 +75,7 @@ class _JobGroup:
     """Jobs with equally many rows each: `jobs` pages, `width` rows on each.
 
     Attributes:
-        pages: Pool pages, `[jobs]`.
+        pages: Pool pages, `[jobs]`, or a run of them that is read in place.
         queries: Which query each job row takes, `[jobs * kv_heads * width]`.
         seen: One where a key is seen, zero elsewhere, `[jobs, 1, width, 1, 64]`.
         bias: Zero where a key is seen, `MASKED` elsewhere, `[jobs, 1, width, 1, 64]`.
@@ -82,7 +86,7 @@ class _JobGroup:
 
     jobs: int
     width: int
-    pages: torch.Tensor
+    pages: torch.Tensor | slice
     queries: torch.Tensor
     seen: torch.Tensor
     bias: torch.Tensor
@@ -136,11 +140,13 @@ class AttentionPlan:
                     replace(block, rows=rows)
                     for rows in _split(block.rows, ladder.largest // shared)
                 )
-        widths = _by_width(blocks, lambda rows: ladder.padded(rows * shared) // shared)
         self._pages = 1 + max(number for block in blocks for number in block.page_numbers)
-        self._groups = [
-            self._group(width, some, positions) for width, some in sorted(widths.items())
-        ]
+        self._groups = []
+        for some in _apart(blocks):
+            widths = _by_width(some, lambda rows: ladder.padded(rows * shared) // shared)
+            self._groups.extend(
+                self._group(width, equal, positions) for width, equal in sorted(widths.items())
+            )
         places = self._pages * padded_rows * kv_heads
         # The last place takes what padding rows compute. Places that no job fills keep these
         # values through all layers: a sum of zero under the smallest possible maximum.
@@ -169,11 +175,14 @@ class AttentionPlan:
         flat_queries = queries.view(self._rows * kv_heads, shared * head_dim)
         flat_uncommitted = uncommitted.view(-1, head_dim)
         for group in self._groups:
-            pages = pool.index_select(1, group.pages)
-            pages.view(-1, head_dim).index_copy_(
-                0, group.patch_to, flat_uncommitted.index_select(0, group.patch_from)
-            )
-            keys, values = pages.float().view(2, group.jobs * kv_heads, PAGE_POSITIONS, head_dim)
+            if isinstance(group.pages, slice):
+                pages = pool[:, group.pages]
+            else:
+                pages = pool.index_select(1, group.pages)
+                pages.view(-1, head_dim).index_copy_(
+                    0, group.patch_to, flat_uncommitted.index_select(0, group.patch_from)
+                )
+            keys, values = pages.float().flatten(1, 2)
             width = group.width * shared
             asked = flat_queries.index_select(0, group.queries).view(-1, width, head_dim)
             scores = torch.bmm(asked, keys.transpose(1, 2))
@@ -210,6 +219,15 @@ class AttentionPlan:
                 patch_from.append(row)
                 patch_to.append((job + page) * kv_heads * PAGE_POSITIONS + offset)
             job += len(block.pool_pages)
+        pages: npt.NDArray[np.int64] | slice = pool_pages
+        if not patch_from and _reads_in_place(pool_pages):
+            # Jobs of the pages between have padding rows only.
+            pages = slice(int(pool_pages.min()), int(pool_pages.max()) + 1)
+            run = np.full((pages.stop - pages.start, width), -1)
+            run[pool_pages - pages.start] = rows
+            run_numbers = np.zeros(len(run), np.int64)
+            run_numbers[pool_pages - pages.start] = numbers
+            rows, numbers = run, run_numbers
         padding = rows < 0
         rows = np.where(padding, 0, rows)
         heads = np.arange(kv_heads)[None, :, None]
@@ -228,15 +246,15 @@ class AttentionPlan:
         target = np.array(patch_to, np.int64)[:, None] + heads_patch * PAGE_POSITIONS
         both = np.array([0, 1])[:, None, None]
         origin = origin + both * self._step_rows * kv_heads
-        target = target + both * len(pool_pages) * kv_heads * PAGE_POSITIONS
+        target = target + both * len(rows) * kv_heads * PAGE_POSITIONS
 
         def on_device(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
         return _JobGroup(
-            jobs=len(pool_pages),
+            jobs=len(rows),
             width=width,
-            pages=on_device(pool_pages),
+            pages=pages if isinstance(pages, slice) else on_device(pages),
             queries=on_device(queries.reshape(-1)),
             seen=on_device(seen.astype(np.float32)[:, None, :, None, :]),
             bias=on_device(np.where(seen, 0, MASKED).astype(np.float32)[:, None, :, None, :]),
@@ -278,6 +296,30 @@ def _blocks(part: PassPart) -> list[_Block]:
         numbers = list(range(shared_pages, last_page + 1))
         blocks.append(_Block([cache.pages[n] for n in numbers], numbers, rows, patches))
     return blocks
+
+
+def _apart(blocks: list[_Block]) -> list[list[_Block]]:
+    """Separate blocks of committed pages, no page twice in a part, from those to be patched."""
+    parts: list[list[_Block]] = [[]]
+    taken: list[set[int]] = [set()]
+    for block in blocks:
+        if block.patches:
+            parts[0].append(block)
+            continue
+        place = next((k for k in range(1, len(parts)) if taken[k].isdisjoint(block.pool_pages)), 0)
+        if not place:
+            parts.append([])
+            taken.append(set())
+            place = len(parts) - 1
+        parts[place].append(block)
+        taken[place].update(block.pool_pages)
+    return [part for part in parts if part]
+
+
+def _reads_in_place(pages: npt.NDArray[np.int64]) -> bool:
+    """Whether pages, each named once, lie close enough together to be read where they are."""
+    run = int(pages.max() - pages.min()) + 1
+    return run - len(pages) <= MOST_IDLE_PAGES * run
 
 
 def _by_width(blocks: list[_Block], padded: Callable[[int], int]) -> dict[int, list[_Block]]:

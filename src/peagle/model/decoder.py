@@ -110,6 +110,10 @@ class Layer:
         residual = residual + self.attention_out(attended.to(residual.dtype))
         return residual + self._mlp(rms_norm(residual, self.mlp_norm, config.rms_norm_eps))
 
+    def products(self) -> tuple[Linear, Linear, Linear, Linear]:
+        """The layer's products with weights."""
+        return self.query_key_value, self.attention_out, self.gate_up, self.down
+
     def _mlp(self, rows: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up(rows).chunk(2, dim=-1)
         return self.down(silu(gate) * up)
@@ -199,8 +203,6 @@ class DecoderWeights:
             head=Linear(head),
         )
 
-    def product_shapes(self) -> set[tuple[int, int]]:
-        """Shapes `(out, in)` of the model's products with weights."""
-        layer = self.layers[0]
-        products = (layer.query_key_value, layer.attention_out, layer.gate_up, layer.down)
-        return {product.shape for product in (*products, self.head)}
+    def products(self) -> list[Linear]:
+        """All products with weights."""
+        return [product for layer in self.layers for product in layer.products()] + [self.head]

@@ -27,15 +27,14 @@ class RowLadder:
 
     @property
     def largest(self) -> int:
-        """Most rows one product takes."""
+        """Most rows one product takes; more rows are multiplied in blocks of so many."""
         return self.counts[-1]
 
     def padded(self, rows: int) -> int:
-        """Smallest count that holds `rows`, which must not exceed the largest."""
-        for count in self.counts:
-            if rows <= count:
-                return count
-        raise ValueError(f"{rows} rows do not fit in {self.largest}")
+        """Rows to compute for `rows` real ones: full blocks and the smallest count for the rest."""
+        full = rows // self.largest * self.largest
+        rest = rows - full
+        return full + next((count for count in self.counts if rest and rest <= count), 0)
 
 
 def cancelling_operands(

@@ -1,5 +1,6 @@
 """Keys and values of committed tokens, in pages of 64 positions under a memory budget."""
 
+import heapq
 import math
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,17 +19,14 @@ class SequenceCache:
     """The pages of one sequence and how much of them is committed.
 
     Attributes:
-        pages: Page `k` of the pool's numbering holds positions `64 k` to `64 k + 63`.
+        reserved: Pages it may come to hold.
+        pages: Pages of the pool it holds; page `k` of them has positions `64 k` to `64 k + 63`.
         length: Committed positions; the next row stands at this position.
     """
 
+    reserved: int
     pages: list[int] = field(default_factory=list)
     length: int = 0
-
-    @property
-    def capacity(self) -> int:
-        """Positions that fit in the pages."""
-        return len(self.pages) * PAGE_POSITIONS
 
 
 class KVCache:
@@ -62,16 +60,17 @@ class KVCache:
             dtype,
             device,
         )  # fmt: skip
-        self._free = list(range(self.total_pages - 1, -1, -1))
+        self._free = list(range(self.total_pages))
+        self._reserved = 0
 
     @property
     def free_pages(self) -> int:
-        """Pages that no sequence holds."""
-        return len(self._free)
+        """Pages that no sequence has reserved."""
+        return self.total_pages - self._reserved
 
     @property
     def used_bytes(self) -> int:
-        """Memory of the pages that sequences hold."""
+        """Memory of the pages that sequences have reserved."""
         return (self.total_pages - self.free_pages) * self.bytes_per_page
 
     @property
@@ -88,11 +87,27 @@ class KVCache:
         count = pages_for(positions)
         if count > self.free_pages:
             raise ValueError(f"{count} pages asked for, {self.free_pages} free")
-        return SequenceCache([self._free.pop() for _ in range(count)])
+        self._reserved += count
+        return SequenceCache(count)
+
+    def take_pages(self, sequence: SequenceCache, positions: int) -> None:
+        """Give a sequence the pages for so many positions, of those it has reserved.
+
+        Pages are handed out late and lowest first, so that those in use lie close together and a
+        pass can read them in place.
+        """
+        count = pages_for(positions)
+        if count > sequence.reserved:
+            raise ValueError(f"{count} pages needed, {sequence.reserved} reserved")
+        while len(sequence.pages) < count:
+            sequence.pages.append(heapq.heappop(self._free))
 
     def close(self, sequence: SequenceCache) -> None:
         """Give a sequence's pages back."""
-        self._free.extend(reversed(sequence.pages))
+        for page in sequence.pages:
+            heapq.heappush(self._free, page)
+        self._reserved -= sequence.reserved
+        sequence.reserved = 0
         sequence.pages = []
         sequence.length = 0
 

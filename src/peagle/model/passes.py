@@ -95,15 +95,25 @@ class PassPlanner:
         config: The decoder's shape.
         ladder: Agreeing row counts of its products with weights.
         device: Where it runs.
+        rows_per_pass: Most rows of a pass, where products take them in blocks; the largest of
+            the ladder if None.
 
     Attributes:
         ladder: As given.
+        rows_per_pass: As given.
         query_ladder: Agreeing query counts of its products with a page, measured here.
     """
 
-    def __init__(self, config: DecoderConfig, ladder: RowLadder, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        ladder: RowLadder,
+        device: torch.device,
+        rows_per_pass: int | None = None,
+    ) -> None:
         self.config = config
         self.ladder = ladder
+        self.rows_per_pass = rows_per_pass or ladder.largest
         self.query_ladder = page_ladder(config, device)
         self._device = device
         self._rope = RotaryEmbedding(
@@ -119,11 +129,12 @@ class PassPlanner:
 
     def plan(self, cache: KVCache, rows: Sequence[SequenceRows]) -> PlannedStep:
         """Plan a step over the rows of some sequences, which must fit in their pages."""
-        config, most = self.config, self.ladder.largest
+        config, most = self.config, self.rows_per_pass
         offsets, total = [], 0
         for part in rows:
             offsets.append(total)
             total += len(part.tokens)
+            cache.take_pages(part.cache, part.cache.length + max(part.depths()) + 1)
         # Left unfilled: a row is read only after the pass that writes it.
         uncommitted = torch.empty(
             (config.num_layers, 2, total + most, config.num_kv_heads, config.head_dim),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -11,6 +12,10 @@ from peagle.model.kv_cache import KVCache
 from peagle.model.linear import product_ladder
 from peagle.model.passes import Pass, PassPlanner, PlannedStep
 from peagle.model.rows import SequenceRows
+
+# Products take the rows of a pass in blocks of a verified size, but everything around them, some
+# hundred small operations, runs once a pass.
+BLOCKS_PER_PASS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +62,23 @@ class TargetModel:
         self.dtype = dtype
         self.device = device
         self.taps = config.default_taps if taps is None else taps
+        products = weights.products()
+        ladder = product_ladder({product.shape for product in products}, dtype, device)
+        for product in products:
+            product.most_rows = ladder.largest
         self.planner = PassPlanner(
-            config, product_ladder(weights.product_shapes(), dtype, device), device
+            config, ladder, device, rows_per_pass=BLOCKS_PER_PASS * ladder.largest
         )
+
+    @property
+    def rows_per_block(self) -> int:
+        """Most rows that one product takes: more cost about as much again."""
+        return self.planner.ladder.largest
 
     @property
     def rows_per_pass(self) -> int:
         """Most rows one pass over the weights takes."""
-        return self.planner.ladder.largest
+        return self.planner.rows_per_pass
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -131,8 +145,8 @@ class TargetModel:
         if not asked:
             return [torch.zeros(0, self.config.vocab_size, device=self.device)] * len(counts)
         ladder, pieces = self.planner.ladder, []
-        for first in range(0, len(asked), ladder.largest):
-            some = asked[first : first + ladder.largest]
+        for first in range(0, len(asked), self.rows_per_pass):
+            some = asked[first : first + self.rows_per_pass]
             padding = [some[0]] * (ladder.padded(len(some)) - len(some))
             hidden = residual[torch.tensor(some + padding, device=self.device)]
             hidden = rms_norm(hidden, self.weights.norm, self.config.rms_norm_eps)
