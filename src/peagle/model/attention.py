@@ -141,7 +141,7 @@ class AttentionPlan:
                     for rows in _split(block.rows, ladder.largest // shared)
                 )
         self._pages = 1 + max(number for block in blocks for number in block.page_numbers)
-        self._groups = []
+        self._groups: list[_JobGroup] = []
         for some in _apart(blocks):
             widths = _by_width(some, lambda rows: ladder.padded(rows * shared) // shared)
             self._groups.extend(

@@ -35,7 +35,7 @@ class Linear:
         """Multiply `rows` `[rows, in]`, giving `[rows, out]`."""
         if self.most_rows is None or rows.shape[0] <= self.most_rows:
             return self._product(rows)
-        return torch.cat([self._product(block) for block in rows.split(self.most_rows)])
+        return torch.cat([self._product(block) for block in torch.split(rows, self.most_rows)])
 
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
         if self.prepacked:
