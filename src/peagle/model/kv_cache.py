@@ -25,11 +25,6 @@ class SequenceCache:
     pages: list[int] = field(default_factory=list)
     length: int = 0
 
-    @property
-    def capacity(self) -> int:
-        """Positions that fit in the pages."""
-        return len(self.pages) * PAGE_POSITIONS
-
 
 class KVCache:
     """A pool of pages `[layers, 2, pages, kv_heads, 64, head_dim]`, keys first, then values.
