@@ -5,22 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from peagle.cli.options import (
-    DEFAULT_MAX_TOKENS,
-    DEFAULT_MODEL,
-    DeviceOption,
-    DrafterOption,
-    DtypeOption,
-    MaxTokensOption,
-    ModelOption,
-    NoSpeculationOption,
-    SeedOption,
-    SpecOption,
-    StatsOption,
-    TemperatureOption,
-    TopPOption,
-    load,
-)
+from peagle.cli.options import DEFAULT_MAX_TOKENS, AnswerOptions, with_shared_options
 from peagle.errors import PeagleError
 from peagle.sampling_params import SamplingParams
 
@@ -37,27 +22,20 @@ _HELP: Final = """\
 _STYLES: Final = {"target": "default", "network": "green", "lookup": "cyan", "corpus": "magenta"}
 
 
+@with_shared_options
 def chat(
-    model: ModelOption = DEFAULT_MODEL,
-    drafter: DrafterOption = None,
+    options: AnswerOptions,
     system: Annotated[str | None, typer.Option(help="How the model should behave.")] = None,
-    max_tokens: MaxTokensOption = DEFAULT_MAX_TOKENS,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = 1.0,
-    seed: SeedOption = None,
-    spec: SpecOption = None,
-    no_speculation: NoSpeculationOption = False,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    stats: StatsOption = False,
     colour: Annotated[
         bool, typer.Option("--colour", "--color", help="Colour tokens by how they came.")
     ] = False,
 ) -> None:
     """Chat with a model."""
-    params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
-    llm = load(model, drafter, spec, dtype, device, speculate=not no_speculation)
-    Conversation(llm, params, system=system, colour=colour, stats=stats).run()
+    params = options.params()
+    if params.max_tokens is None:
+        params = params.replaced(max_tokens=DEFAULT_MAX_TOKENS)
+    llm = options.load(speculate=not options.no_speculation)
+    Conversation(llm, params, system=system, colour=colour, stats=options.stats).run()
 
 
 class Conversation:
