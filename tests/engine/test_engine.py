@@ -6,6 +6,10 @@ import pytest
 import torch
 
 from peagle import LLM, SamplingParams
+from peagle.draft.distributions import LevelDistributions
+from peagle.draft.peagle.untrained import random_drafter
+from peagle.draft.proposer import Proposer
+from peagle.draft.tree import CandidateTree
 from peagle.engine.engine import Engine
 from peagle.errors import InvalidRequestError, OutOfMemoryBudgetError
 from peagle.model.kv_cache import KVCache
@@ -72,6 +76,45 @@ def test_an_answer_that_cannot_go_on_fails_alone(small_cache: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="No token is allowed as token 3"):
         _ = bad.result
     assert small_cache.engine.kv_cache.free_pages == 3
+
+
+def test_the_network_answers_those_it_drafts_for_each_its_own(
+    small_cache: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_cache.engine.drafter = random_drafter(small_cache.target, layers=1, draft_vocab_size=600)
+    told: dict[Proposer, list[object]] = {}
+    propose = Proposer.propose
+
+    def recorded(
+        self: Proposer, network: LevelDistributions | None = None, **limits: int
+    ) -> CandidateTree:
+        told.setdefault(self, []).append(network and network.children(1, ()))
+        return propose(self, network, **limits)
+
+    monkeypatch.setattr(Proposer, "propose", recorded)
+
+    def predictions(*asked: tuple[str, str]) -> list[list[object]]:
+        params = SamplingParams(max_tokens=5)
+        generations = [
+            small_cache.stream(
+                prompt, params, parallel_drafting_spec={"method": method, "adaptive": False}
+            )
+            for prompt, method in asked
+        ]
+        proposers = [generation.sequences[0].proposer for generation in generations]
+        while not all(generation.finished for generation in generations):
+            small_cache.step()
+        return [told[proposer] for proposer in proposers if proposer is not None]
+
+    (first,) = predictions(("Tell me about bees.", "peagle"))
+    (last,) = predictions(("Name a fish.", "peagle"))
+    assert None not in first + last
+    assert first != last
+    together = predictions(
+        ("Tell me about bees.", "peagle"), ("Name a bird.", "lookup"), ("Name a fish.", "peagle")
+    )
+    assert [together[0], together[2]] == [first, last]
+    assert set(together[1]) == {None}
 
 
 def test_adaptive_trees_of_all_answers_fit_in_one_pass(
