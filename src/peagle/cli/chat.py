@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from peagle.cli.options import DEFAULT_MAX_TOKENS, AnswerOptions, with_shared_options
-from peagle.errors import PeagleError
+from peagle.cli.options import AnswerOptions, with_shared_options, with_usual_length
+from peagle.errors import InvalidRequestError, PeagleError
 from peagle.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ def chat(
 ) -> None:
     """Chat with a model."""
     params = options.params()
-    if params.max_tokens is None:
-        params = params.replaced(max_tokens=DEFAULT_MAX_TOKENS)
     llm = options.load(speculate=not options.no_speculation)
     Conversation(llm, params, system=system, colour=colour, stats=options.stats).run()
 
@@ -43,7 +41,8 @@ class Conversation:
 
     Args:
         llm: The model.
-        params: How it answers.
+        params: How it answers; without `max_tokens`, at the usual length or what the context
+            leaves.
         system: The system message, if there is one.
         colour: Whether tokens are coloured by origin.
         stats: Whether figures follow each answer.
@@ -101,23 +100,50 @@ class Conversation:
                 self._console.print(_HELP)
 
     def _exchange(self, said: str) -> None:
+        from rich.markup import escape
+
         from peagle.cli.statistics import as_table
 
         messages = [*self._messages, {"role": "user", "content": said}]
         try:
+            self._require_room(messages)
             result = self._stream(messages)
         except PeagleError as error:
-            self._console.print(f"[red]Error:[/red] {error}", markup=True)
+            self._console.print(f"[red]Error:[/red] {escape(str(error))}")
             return
         if result is None:
             return
         self._messages = [*messages, {"role": "assistant", "content": result.text}]
+        if len(result.prompt_token_ids) + len(result.token_ids) >= self._llm.context_length:
+            self._console.print(
+                "[dim](the context is full; /reset begins a new conversation)[/dim]"
+            )
         if self._stats:
             self._console.print(as_table(result, self._llm.load_s))
 
+    def _require_room(self, messages: list[dict[str, str]]) -> None:
+        """Refuse a message for which the conversation before it leaves no room.
+
+        Raises:
+            InvalidRequestError: There is none.
+        """
+        if len(self._messages) == len(self._opening):
+            return
+        tokens, llm, most = len(self._llm.encode(messages)), self._llm, self._params.max_tokens
+        if tokens + (most or 1) > llm.context_length:
+            answer = "" if most is None else f" and its answer may have {most}"
+            raise InvalidRequestError(
+                f"With this message the conversation has {tokens} tokens{answer}, but {llm.name} "
+                f"takes {llm.context_length} of conversation and answer together here.",
+                remedy="Type /reset to begin a new conversation, or write a shorter message.",
+                field="messages",
+            )
+
     def _stream(self, messages: list[dict[str, str]]) -> "Result | None":
         """Answer as it comes; Ctrl-C cuts the answer off and forgets the exchange."""
-        generation = self._llm.stream(messages, self._params)
+        generation = self._llm.stream(
+            messages, with_usual_length(self._params, self._llm, messages)
+        )
         write = self._coloured_writer() if self._colour else None
         try:
             for piece in generation:

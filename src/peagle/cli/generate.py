@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peagle.cli.options import DEFAULT_MAX_TOKENS, AnswerOptions, with_shared_options
+from peagle.cli.options import AnswerOptions, with_shared_options, with_usual_length
 from peagle.errors import InvalidRequestError
 from peagle.sampling_params import SamplingParams
 
@@ -79,10 +79,7 @@ def _answer(llm: "LLM", prompt: str, params: SamplingParams, *, stats: bool, as_
 
     from peagle.cli.statistics import as_object, as_table
 
-    if params.max_tokens is None:
-        room = llm.context_length - len(llm.encode(prompt))
-        params = params.replaced(max_tokens=max(1, min(DEFAULT_MAX_TOKENS, room)))
-    generation = llm.stream(prompt, params)
+    generation = llm.stream(prompt, with_usual_length(params, llm, prompt))
     for piece in generation:
         if not as_json:
             sys.stdout.write(piece.text)
@@ -106,8 +103,10 @@ def _answer_file(
         results = llm.generate(
             [entry.messages for entry in some],
             [
-                params.replaced(
-                    max_tokens=params.max_tokens or entry.max_tokens or DEFAULT_MAX_TOKENS
+                with_usual_length(
+                    params.replaced(max_tokens=params.max_tokens or entry.max_tokens),
+                    llm,
+                    entry.messages,
                 )
                 for entry in some
             ],

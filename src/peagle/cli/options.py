@@ -12,7 +12,7 @@ import typer
 from peagle.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from peagle.llm import LLM
+    from peagle.llm import LLM, Prompt
 
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"
 DEFAULT_MAX_TOKENS: Final = 512
@@ -71,7 +71,10 @@ class AnswerOptions(ModelOptions):
 
     max_tokens: Annotated[
         int | None,
-        typer.Option(help="Most tokens to write."),
+        typer.Option(
+            help="Most tokens to write.",
+            show_default=f"{DEFAULT_MAX_TOKENS}, or what the context leaves",
+        ),
     ] = None
     temperature: Annotated[
         float, typer.Option(help="0 takes the most probable token; higher is more varied.")
@@ -97,6 +100,18 @@ class AnswerOptions(ModelOptions):
             seed=self.seed,
             max_tokens=self.max_tokens,
         )
+
+
+def with_usual_length(params: SamplingParams, llm: "LLM", prompt: "Prompt") -> SamplingParams:
+    """Limit an answer whose length was not told: to the usual one, or to what the context leaves.
+
+    Raises:
+        InvalidRequestError: The prompt is impossible.
+    """
+    if params.max_tokens is not None:
+        return params
+    room = llm.context_length - len(llm.encode(prompt))
+    return params.replaced(max_tokens=max(1, min(DEFAULT_MAX_TOKENS, room)))
 
 
 def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
