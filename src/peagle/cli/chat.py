@@ -111,7 +111,8 @@ class Conversation:
         except PeagleError as error:
             self._console.print(f"[red]Error:[/red] {escape(str(error))}")
             return
-        if result is None:
+        except KeyboardInterrupt:
+            self._console.print("\n[dim](interrupted; this exchange is forgotten)[/dim]")
             return
         self._messages = [*messages, {"role": "assistant", "content": result.text}]
         if len(result.prompt_token_ids) + len(result.token_ids) >= self._llm.context_length:
@@ -139,8 +140,8 @@ class Conversation:
                 field="messages",
             )
 
-    def _stream(self, messages: list[dict[str, str]]) -> "Result | None":
-        """Answer as it comes; Ctrl-C cuts the answer off and forgets the exchange."""
+    def _stream(self, messages: list[dict[str, str]]) -> "Result":
+        """Answer as it comes."""
         generation = self._llm.stream(
             messages, with_usual_length(self._params, self._llm, messages)
         )
@@ -153,10 +154,8 @@ class Conversation:
                     continue
                 for token, origin in zip(piece.token_ids, piece.origins, strict=True):
                     write(token, origin.value)
-        except KeyboardInterrupt:
+        finally:
             generation.drop()
-            self._console.print("\n[dim](cut off)[/dim]")
-            return None
         self._console.print()
         return generation.result
 

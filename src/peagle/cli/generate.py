@@ -80,10 +80,15 @@ def _answer(llm: "LLM", prompt: str, params: SamplingParams, *, stats: bool, as_
     from peagle.cli.statistics import as_object, as_table
 
     generation = llm.stream(prompt, with_usual_length(params, llm, prompt))
-    for piece in generation:
+    try:
+        for piece in generation:
+            if not as_json:
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
         if not as_json:
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
+            sys.stdout.write("\n")
+        raise
     result = generation.result
     if as_json:
         sys.stdout.write(json.dumps(as_object(result, llm.load_s), ensure_ascii=False) + "\n")
