@@ -1,5 +1,6 @@
 """Scheduling: admission, memory, and answers that come and go."""
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -44,8 +45,34 @@ def test_a_request_that_can_never_fit_is_refused_at_once(small_cache: LLM) -> No
     sequence = small_cache.stream("Hello", SamplingParams(max_tokens=8)).sequences[0]
     small_cache.abort([sequence])
     sequence.positions = 193
-    with pytest.raises(OutOfMemoryBudgetError, match=r"193 tokens.*holds 192"):
+    needed = f"{small_cache.engine.kv_cache.bytes_per_page * 4:,}"
+    with pytest.raises(
+        OutOfMemoryBudgetError, match=f"193 tokens.*holds 192.*kv_cache_bytes to {needed} or more"
+    ):
         small_cache.engine.add(sequence)
+
+
+@pytest.mark.parametrize(("prompt", "told"), [(192, None), (150, 43), (500, 1)])
+def test_where_memory_is_what_lacks_the_bytes_that_would_do_are_named(
+    small_cache: LLM, prompt: int, told: int | None
+) -> None:
+    ids, params = {"prompt_token_ids": [5] * prompt}, SamplingParams(max_tokens=told)
+    with pytest.raises(InvalidRequestError) as caught:
+        small_cache.stream(ids, params)
+    named = re.search(r"or set kv_cache_bytes of LLM to ([\d,]+) or more\.$", str(caught.value))
+    assert named is not None
+    budget = int(named[1].replace(",", ""))
+    assert budget == small_cache.engine.kv_cache.bytes_for(prompt + (told or 1))
+    small_cache.engine = Engine(small_cache.target, small_cache.target.new_cache(budget))
+    small_cache.stream(ids, params).drop()
+
+
+def test_where_the_models_context_is_what_lacks_no_memory_is_asked_for(small_cache: LLM) -> None:
+    too_long = {"prompt_token_ids": [5] * 8192}
+    with pytest.raises(InvalidRequestError, match=r"Shorten the prompt\.$"):
+        small_cache.stream(too_long)
+    with pytest.raises(InvalidRequestError, match=r"or leave it out\.$"):
+        small_cache.stream("Hello", SamplingParams(max_tokens=8192))
 
 
 def test_without_max_tokens_the_answer_is_bounded_by_the_cache(small_cache: LLM) -> None:

@@ -217,6 +217,7 @@ def _too_long(positions: int, cache: KVCache, what: str) -> OutOfMemoryBudgetErr
     return OutOfMemoryBudgetError(
         f"The request may come to {positions} tokens, but the {what} holds "
         f"{cache.total_positions}.",
-        remedy="Lower max_tokens, shorten the prompt, or raise kv_cache_bytes.",
+        remedy="Lower max_tokens, shorten the prompt, or set kv_cache_bytes to "
+        f"{cache.bytes_for(positions):,} or more.",
         field="max_tokens",
     )
