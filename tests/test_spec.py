@@ -12,6 +12,7 @@ from peagle.spec import ParallelDraftingSpec
         ({"num_parallel_trees": True}, "cannot be True"),
         ({"prediction_depth": 7.5}, "cannot be 7.5"),
         ({"prediction_depth": "7"}, "cannot be '7'"),
+        ({"prediction_depth": 33}, r"prediction_depth cannot be 33.*from 1 to 32"),
         ({"max_tree_nodes": 256}, "from 1 to 255"),
         ({"lookup": 1}, "lookup cannot be 1"),
         ({"adaptive": "no"}, "adaptive cannot be 'no'"),
@@ -37,6 +38,7 @@ def test_impossible_specs_are_refused_with_what_is_allowed(block: object, messag
         {"method": "none", "lookup": False},
         {"method": "peagle", "lookup": False, "corpus": False},
         {"num_parallel_trees": 8},
+        {"prediction_depth": 32},
         {"max_tree_nodes": 2},
     ],
 )

@@ -20,11 +20,13 @@ from peagle.validation import request_error
 Method = Literal["peagle", "lookup", "none"]
 
 MAX_TREE_NODES: Final = 255
+MAX_DEPTH: Final = 32
+"""Most draft tokens on a path, and so most levels that a network can be asked for."""
 
 _ALLOWED: Final = {
     "method": '"peagle", "lookup" or "none"',
     "num_parallel_trees": "a whole number from 1 to 64",
-    "prediction_depth": "a whole number from 1 to 64",
+    "prediction_depth": f"a whole number from 1 to {MAX_DEPTH}",
     "max_tree_nodes": f"a whole number from 1 to {MAX_TREE_NODES}",
     "lookup": "true or false",
     "corpus": "true or false",
@@ -52,7 +54,7 @@ class ParallelDraftingSpec(BaseModel):
 
     method: Method | None = None
     num_parallel_trees: StrictInt = Field(default=4, ge=1, le=64)
-    prediction_depth: StrictInt = Field(default=7, ge=1, le=64)
+    prediction_depth: StrictInt = Field(default=7, ge=1, le=MAX_DEPTH)
     max_tree_nodes: StrictInt = Field(default=15, ge=1, le=MAX_TREE_NODES)
     lookup: StrictBool = True
     corpus: StrictBool = True

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.catalog.gguf_header import check_gguf
-from peagle.errors import CheckpointError, PeagleError, UnsupportedError
+from peagle.catalog.gguf_header import check_gguf, read_gguf_header
+from peagle.errors import CheckpointError, ModelNotFoundError, PeagleError, UnsupportedError
 
 
 def test_whole_file_passes(tiny_gguf: Path) -> None:
@@ -36,14 +36,48 @@ def test_any_other_alignment_is_honoured(tmp_path: Path) -> None:
         check_gguf(file)
 
 
-def test_end_of_the_tensors_agrees_with_the_reader_of_the_format(tiny_gguf: Path) -> None:
-    end = max(t.data_offset + t.n_bytes for t in gguf.GGUFReader(tiny_gguf).tensors)
+def test_tensors_lie_where_the_gguf_package_finds_them(tiny_gguf: Path) -> None:
+    found = [
+        (tensor.name, tensor.kind, list(reversed(tensor.shape)), tensor.start, tensor.size)
+        for tensor in read_gguf_header(tiny_gguf).tensors
+    ]
+    assert found == [
+        (t.name, t.tensor_type, t.shape.tolist(), t.data_offset, t.n_bytes)
+        for t in gguf.GGUFReader(tiny_gguf).tensors
+    ]
+    end = max(start + size for *_, start, size in found)
     content = tiny_gguf.read_bytes()
     tiny_gguf.write_bytes(content[:end])
     check_gguf(tiny_gguf)
     tiny_gguf.write_bytes(content[: end - 1])
     with pytest.raises(CheckpointError, match=f"describes {end} bytes, the file has {end - 1}"):
         check_gguf(tiny_gguf)
+
+
+def test_metadata_equals_what_the_gguf_package_reads(tmp_path: Path) -> None:
+    file = tmp_path / "values.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    for width in (8, 16, 32, 64):
+        getattr(writer, f"add_uint{width}")(f"whole.u{width}", 2**width - 1)
+        getattr(writer, f"add_int{width}")(f"whole.i{width}", -(2 ** (width - 1)))
+    writer.add_float32("real.f32", 0.1)
+    writer.add_float64("real.f64", 0.1)
+    writer.add_bool("yes", True)
+    writer.add_string("text", "ñ👍\x00")
+    writer.add_array("list.text", ["", "Ġa", "日本"])
+    writer.add_array("list.whole", [1, -2, 3])
+    writer.add_array("list.real", [0.5, -1.5])
+    writer.add_array("list.truth", [True, False])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    told = {
+        name: field.contents()
+        for name, field in gguf.GGUFReader(file).fields.items()
+        if not name.startswith("GGUF.")
+    }
+    assert len(told) == 17
+    assert read_gguf_header(file).metadata == told
 
 
 @given(kept=st.floats(min_value=0, max_value=0.999))
@@ -79,6 +113,47 @@ def test_other_file_is_named_by_its_first_bytes(tmp_path: Path) -> None:
     file.write_text("version https://git-lfs.github.com/spec/v1")
     with pytest.raises(CheckpointError, match="is not a GGUF file: it begins with b'vers'"):
         check_gguf(file)
+
+
+def test_file_that_is_not_there_and_folder_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"There is no file .*missing\.gguf"):
+        read_gguf_header(tmp_path / "missing.gguf")
+    with pytest.raises(CheckpointError, match=r"cannot be read \(Is a directory\)"):
+        read_gguf_header(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "says"),
+    [
+        (b"def", b"\xff\xfe\xfd", "'utf-8' codec can't decode"),
+        (b"general.name\x08", b"general.name\x63", "99 is not a valid GGUFValueType"),
+        (b"\x08\0\0\0\x04\0\0\0\0\0\0\0tiny", b"\x08\0\0\0\x04\0\0\0\0\0\0\xfftiny", "too early"),
+        (b"output.weight\x02", b"output.weight\x05", "'output.weight' has 5 dimensions"),
+        (b"output.weight\x02\0\0\0\0\x01", b"output.weight\x02\0\0\0\x01\x01", "257 columns"),
+    ],
+)
+def test_damage_is_said_with_what_was_found(
+    tiny_gguf: Path, written: bytes, instead: bytes, says: str
+) -> None:
+    content = tiny_gguf.read_bytes()
+    assert content.count(written) == 1
+    tiny_gguf.write_bytes(content.replace(written, instead))
+    with pytest.raises(CheckpointError, match=rf"tiny\.gguf has a damaged .*{says}"):
+        read_gguf_header(tiny_gguf)
+
+
+def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "twice.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    for name in ("left", "rite"):
+        writer.add_tensor(name, np.zeros(8, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file.write_bytes(file.read_bytes().replace(b"rite", b"left"))
+    with pytest.raises(CheckpointError, match="two tensors have one name"):
+        read_gguf_header(file)
 
 
 def test_empty_file_is_no_gguf(tmp_path: Path) -> None:

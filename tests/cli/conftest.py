@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from peagle import LLM
 from peagle.cli.main import main
+from peagle.engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -35,3 +37,12 @@ def peagle(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return Ran(code if isinstance(code, int) else 0, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def cramped(smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
+    """The model with room for 128 tokens of prompt and answer."""
+    page = smollm2.engine.kv_cache.bytes_per_page
+    engine = Engine(smollm2.target, smollm2.target.new_cache(2 * page))
+    monkeypatch.setattr(smollm2, "engine", engine)
+    return smollm2

@@ -10,10 +10,10 @@ import pytest
 from peagle.draft.corpus import Corpus
 from peagle.draft.distributions import NetworkDistributions
 from peagle.draft.mixture import MixturePrior
-from peagle.draft.proposer import MAX_DEPTH, Proposer
+from peagle.draft.proposer import Proposer
 from peagle.draft.replay import replay
 from peagle.draft.tree import CandidateTree, Source
-from peagle.spec import ParallelDraftingSpec
+from peagle.spec import MAX_DEPTH, ParallelDraftingSpec
 
 LOOP = [11, 12, 13, 14]
 

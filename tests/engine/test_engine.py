@@ -1,11 +1,16 @@
 """Scheduling: admission, memory, and answers that come and go."""
 
+import re
 from collections.abc import Sequence
 
 import pytest
 import torch
 
 from peagle import LLM, SamplingParams
+from peagle.draft.distributions import LevelDistributions
+from peagle.draft.peagle.untrained import random_drafter
+from peagle.draft.proposer import Proposer
+from peagle.draft.tree import CandidateTree
 from peagle.engine.engine import Engine
 from peagle.errors import InvalidRequestError, OutOfMemoryBudgetError
 from peagle.model.kv_cache import KVCache
@@ -40,8 +45,34 @@ def test_a_request_that_can_never_fit_is_refused_at_once(small_cache: LLM) -> No
     sequence = small_cache.stream("Hello", SamplingParams(max_tokens=8)).sequences[0]
     small_cache.abort([sequence])
     sequence.positions = 193
-    with pytest.raises(OutOfMemoryBudgetError, match=r"193 tokens.*holds 192"):
+    needed = f"{small_cache.engine.kv_cache.bytes_per_page * 4:,}"
+    with pytest.raises(
+        OutOfMemoryBudgetError, match=f"193 tokens.*holds 192.*kv_cache_bytes to {needed} or more"
+    ):
         small_cache.engine.add(sequence)
+
+
+@pytest.mark.parametrize(("prompt", "told"), [(192, None), (150, 43), (500, 1)])
+def test_where_memory_is_what_lacks_the_bytes_that_would_do_are_named(
+    small_cache: LLM, prompt: int, told: int | None
+) -> None:
+    ids, params = {"prompt_token_ids": [5] * prompt}, SamplingParams(max_tokens=told)
+    with pytest.raises(InvalidRequestError) as caught:
+        small_cache.stream(ids, params)
+    named = re.search(r"or set kv_cache_bytes of LLM to ([\d,]+) or more\.$", str(caught.value))
+    assert named is not None
+    budget = int(named[1].replace(",", ""))
+    assert budget == small_cache.engine.kv_cache.bytes_for(prompt + (told or 1))
+    small_cache.engine = Engine(small_cache.target, small_cache.target.new_cache(budget))
+    small_cache.stream(ids, params).drop()
+
+
+def test_where_the_models_context_is_what_lacks_no_memory_is_asked_for(small_cache: LLM) -> None:
+    too_long = {"prompt_token_ids": [5] * 8192}
+    with pytest.raises(InvalidRequestError, match=r"Shorten the prompt\.$"):
+        small_cache.stream(too_long)
+    with pytest.raises(InvalidRequestError, match=r"or leave it out\.$"):
+        small_cache.stream("Hello", SamplingParams(max_tokens=8192))
 
 
 def test_without_max_tokens_the_answer_is_bounded_by_the_cache(small_cache: LLM) -> None:
@@ -72,6 +103,45 @@ def test_an_answer_that_cannot_go_on_fails_alone(small_cache: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="No token is allowed as token 3"):
         _ = bad.result
     assert small_cache.engine.kv_cache.free_pages == 3
+
+
+def test_the_network_answers_those_it_drafts_for_each_its_own(
+    small_cache: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_cache.engine.drafter = random_drafter(small_cache.target, layers=1, draft_vocab_size=600)
+    told: dict[Proposer, list[object]] = {}
+    propose = Proposer.propose
+
+    def recorded(
+        self: Proposer, network: LevelDistributions | None = None, **limits: int
+    ) -> CandidateTree:
+        told.setdefault(self, []).append(network and network.children(1, ()))
+        return propose(self, network, **limits)
+
+    monkeypatch.setattr(Proposer, "propose", recorded)
+
+    def predictions(*asked: tuple[str, str]) -> list[list[object]]:
+        params = SamplingParams(max_tokens=5)
+        generations = [
+            small_cache.stream(
+                prompt, params, parallel_drafting_spec={"method": method, "adaptive": False}
+            )
+            for prompt, method in asked
+        ]
+        proposers = [generation.sequences[0].proposer for generation in generations]
+        while not all(generation.finished for generation in generations):
+            small_cache.step()
+        return [told[proposer] for proposer in proposers if proposer is not None]
+
+    (first,) = predictions(("Tell me about bees.", "peagle"))
+    (last,) = predictions(("Name a fish.", "peagle"))
+    assert None not in first + last
+    assert first != last
+    together = predictions(
+        ("Tell me about bees.", "peagle"), ("Name a bird.", "lookup"), ("Name a fish.", "peagle")
+    )
+    assert [together[0], together[2]] == [first, last]
+    assert set(together[1]) == {None}
 
 
 def test_adaptive_trees_of_all_answers_fit_in_one_pass(

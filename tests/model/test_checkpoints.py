@@ -41,9 +41,14 @@ NAMES = {
 
 
 def write_gguf(
-    path: Path, config: DecoderConfig, *, leave_out: str = "", **metadata: Any
+    path: Path,
+    config: DecoderConfig,
+    *,
+    leave_out: str = "",
+    packing: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    **metadata: Any,
 ) -> dict[str, torch.Tensor]:
-    """Write a random model as llama.cpp's converter would, float32."""
+    """Write a random model as llama.cpp's converter would, its matrices packed."""
     state = reference_model(config).state_dict()
     writer = gguf.GGUFWriter(path, metadata.pop("architecture", "llama"))
     writer.add_block_count(config.num_layers)
@@ -80,7 +85,9 @@ def write_gguf(
             values = pair_neighbours(weight, config.num_heads)
         if ".attn_k." in stored:
             values = pair_neighbours(weight, config.num_kv_heads)
-        writer.add_tensor(stored, np.ascontiguousarray(values.numpy()))
+        kind = packing if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+        packed = gguf.quantize(np.ascontiguousarray(values.numpy()), kind)
+        writer.add_tensor(stored, packed, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -119,6 +126,32 @@ def test_gguf_gives_the_configuration_and_weights_that_were_written(
         assert torch.equal(weight, state[name]), name
 
 
+@pytest.mark.parametrize("packing", ["F16", "BF16", "Q8_0", "Q4_1"])
+def test_packed_weights_are_those_that_the_gguf_package_reads(tmp_path: Path, packing: str) -> None:
+    file = tmp_path / "m.gguf"
+    write_gguf(file, GROUPED, packing=gguf.GGMLQuantizationType[packing])
+    tensors = dict(GGUFCheckpoint(file).tensors())
+    for name, stored in {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.layers.3.mlp.down_proj.weight": "blk.3.ffn_down.weight",
+        "model.layers.0.input_layernorm.weight": "blk.0.attn_norm.weight",
+    }.items():
+        read = next(t for t in gguf.GGUFReader(file).tensors if t.name == stored)
+        expected = torch.tensor(gguf.dequantize(read.data, read.tensor_type))
+        assert torch.equal(tensors[name], expected), name
+
+
+def test_a_packing_without_dequantisation_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    write_gguf(file, GROUPED, packing=gguf.GGMLQuantizationType.F32)
+    content = file.read_bytes()
+    at = content.index(b"blk.1.ffn_up.weight") + len(b"blk.1.ffn_up.weight") + 4 + 2 * 8
+    whole_numbers = gguf.GGMLQuantizationType.I32.to_bytes(4, "little")
+    file.write_bytes(content[:at] + whole_numbers + content[at + 4 :])
+    with pytest.raises(UnsupportedError, match=r"'blk\.1\.ffn_up\.weight' has .* I32"):
+        list(GGUFCheckpoint(file).tensors())
+
+
 def test_gguf_with_unknown_rope_scaling_is_refused(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", LLAMA3)
     with pytest.raises(UnsupportedError, match="rotary frequencies in a way we do not know"):
@@ -150,7 +183,7 @@ def test_a_truncated_gguf_is_refused(tmp_path: Path, share: float) -> None:
     write_gguf(whole, GROUPED)
     content = whole.read_bytes()
     whole.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(CheckpointError, match="truncated or corrupt"):
+    with pytest.raises(CheckpointError, match="cut off"):
         GGUFCheckpoint(whole)
 
 

@@ -49,9 +49,14 @@ def test_pages_are_handed_out_when_needed_and_lowest_first() -> None:
         cache.take_pages(second, 193)
 
 
-def test_a_budget_below_one_page_is_refused_with_both_figures() -> None:
-    with pytest.raises(OutOfMemoryBudgetError, match=r"65,535.*65,536"):
+def test_a_budget_below_one_page_is_refused_with_one_that_would_do() -> None:
+    with pytest.raises(OutOfMemoryBudgetError, match=r"65,535.*65,536") as caught:
         KVCache(GROUPED, budget=65_535, dtype=torch.float32, device=CPU)
+    # 1024 positions of context are 16 pages.
+    assert "Set kv_cache_bytes to 1,048,576 for the whole context of 1,024" in caught.value.remedy
+    cache = KVCache(GROUPED, budget=1_048_576, dtype=torch.float32, device=CPU)
+    assert cache.total_positions == 1024
+    assert (cache.bytes_for(64), cache.bytes_for(65)) == (65_536, 131_072)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -14,13 +14,14 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from peagle.catalog import resolve
+from peagle.catalog.gguf_header import read_gguf_header
 from peagle.errors import (
     CheckpointError,
     InvalidRequestError,
     ModelNotFoundError,
     UnsupportedError,
 )
-from peagle.model.gguf_tokenizer import GGUFVocabulary, read_gguf_metadata
+from peagle.model.gguf_tokenizer import GGUFVocabulary
 from peagle.model.tokenizer import Tokenizer
 
 VARIED = (
@@ -267,39 +268,6 @@ def test_a_quarter_megabyte_of_one_thing_is_encoded_in_seconds(
     assert smollm2.decode(ids, skip_special_tokens=False) == text
 
 
-def test_an_open_reader_gives_the_same_tokenizer(make_gguf: Callable[..., Path]) -> None:
-    file = make_gguf(merges=("a b", "ab c"))
-    from_reader = Tokenizer.from_gguf(gguf.GGUFReader(file))
-    assert from_reader.encode("abcab") == [257, 256]
-    assert from_reader.fingerprint() == Tokenizer.from_gguf(file).fingerprint()
-
-
-def test_metadata_equals_what_the_gguf_package_reads(tmp_path: Path) -> None:
-    file = tmp_path / "values.gguf"
-    writer = gguf.GGUFWriter(file, "llama")
-    for width in (8, 16, 32, 64):
-        getattr(writer, f"add_uint{width}")(f"whole.u{width}", 2**width - 1)
-        getattr(writer, f"add_int{width}")(f"whole.i{width}", -(2 ** (width - 1)))
-    writer.add_float32("real.f32", 0.1)
-    writer.add_float64("real.f64", 0.1)
-    writer.add_bool("yes", True)
-    writer.add_string("text", "ñ👍\x00")
-    writer.add_array("list.text", ["", "Ġa", "日本"])
-    writer.add_array("list.whole", [1, -2, 3])
-    writer.add_array("list.real", [0.5, -1.5])
-    writer.add_array("list.truth", [True, False])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    told = {
-        name: field.contents()
-        for name, field in gguf.GGUFReader(file).fields.items()
-        if not name.startswith("GGUF.")
-    }
-    assert len(told) == 17
-    assert read_gguf_metadata(file) == told
-
-
 @pytest.mark.parametrize(
     ("pre", "text", "expected"),
     [
@@ -316,7 +284,7 @@ def test_pre_tokenisers_split_as_their_models_do(
     make_gguf: Callable[..., Path], pre: str, text: str, expected: list[str]
 ) -> None:
     file = make_gguf(pre=pre, extra=(("<s>", TokenType.CONTROL),), bos_token_id=256)
-    assert pieces(GGUFVocabulary(read_gguf_metadata(file)).build(), text) == expected
+    assert pieces(GGUFVocabulary(read_gguf_header(file).metadata).build(), text) == expected
 
 
 @settings(max_examples=100, deadline=None)
@@ -498,28 +466,12 @@ def test_files_that_are_no_whole_gguf_are_refused(
 ) -> None:
     whole = make_gguf(merges=("a b",)).read_bytes()
     broken = tmp_path / "broken.gguf"
-    for content, error in (
-        (b"", CheckpointError),
-        (b"PK\x03\x04" * 20, CheckpointError),
-        (b"GGUF\x07" + whole[5:], UnsupportedError),
-        (whole.replace("Ġ".encode(), b"\xff\xff", 1), CheckpointError),
-    ):
+    for content in (b"", b"PK\x03\x04" * 20, whole[:200]):
         broken.write_bytes(content)
-        with pytest.raises(error, match=r"broken\.gguf"):
+        with pytest.raises(CheckpointError, match=r"broken\.gguf"):
             Tokenizer.from_gguf(broken)
     with pytest.raises(ModelNotFoundError, match=r"missing\.gguf"):
         Tokenizer.from_gguf(tmp_path / "missing.gguf")
-
-
-def test_a_gguf_cut_anywhere_in_its_metadata_is_refused(
-    make_gguf: Callable[..., Path], tmp_path: Path
-) -> None:
-    whole = make_gguf(merges=("a b",)).read_bytes()
-    broken = tmp_path / "broken.gguf"
-    for length in range(24, len(whole), 97):
-        broken.write_bytes(whole[:length])
-        with pytest.raises(CheckpointError, match="ends within its metadata"):
-            Tokenizer.from_gguf(broken)
 
 
 def test_folder_ids_equal_transformers(reference: PreTrainedTokenizerFast, tmp_path: Path) -> None:

@@ -5,23 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from peagle.cli.options import (
-    DEFAULT_MAX_TOKENS,
-    DEFAULT_MODEL,
-    DeviceOption,
-    DrafterOption,
-    DtypeOption,
-    MaxTokensOption,
-    ModelOption,
-    NoSpeculationOption,
-    SeedOption,
-    SpecOption,
-    StatsOption,
-    TemperatureOption,
-    TopPOption,
-    load,
-)
-from peagle.errors import PeagleError
+from peagle.cli.options import AnswerOptions, with_shared_options, with_usual_length
+from peagle.errors import InvalidRequestError, PeagleError
 from peagle.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -37,27 +22,18 @@ _HELP: Final = """\
 _STYLES: Final = {"target": "default", "network": "green", "lookup": "cyan", "corpus": "magenta"}
 
 
+@with_shared_options
 def chat(
-    model: ModelOption = DEFAULT_MODEL,
-    drafter: DrafterOption = None,
+    options: AnswerOptions,
     system: Annotated[str | None, typer.Option(help="How the model should behave.")] = None,
-    max_tokens: MaxTokensOption = DEFAULT_MAX_TOKENS,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = 1.0,
-    seed: SeedOption = None,
-    spec: SpecOption = None,
-    no_speculation: NoSpeculationOption = False,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    stats: StatsOption = False,
     colour: Annotated[
         bool, typer.Option("--colour", "--color", help="Colour tokens by how they came.")
     ] = False,
 ) -> None:
     """Chat with a model."""
-    params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
-    llm = load(model, drafter, spec, dtype, device, speculate=not no_speculation)
-    Conversation(llm, params, system=system, colour=colour, stats=stats).run()
+    params = options.params()
+    llm = options.load(speculate=not options.no_speculation)
+    Conversation(llm, params, system=system, colour=colour, stats=options.stats).run()
 
 
 class Conversation:
@@ -65,7 +41,8 @@ class Conversation:
 
     Args:
         llm: The model.
-        params: How it answers.
+        params: How it answers; without `max_tokens`, at the usual length or what the context
+            leaves.
         system: The system message, if there is one.
         colour: Whether tokens are coloured by origin.
         stats: Whether figures follow each answer.
@@ -123,23 +100,51 @@ class Conversation:
                 self._console.print(_HELP)
 
     def _exchange(self, said: str) -> None:
+        from rich.markup import escape
+
         from peagle.cli.statistics import as_table
 
         messages = [*self._messages, {"role": "user", "content": said}]
         try:
+            self._require_room(messages)
             result = self._stream(messages)
         except PeagleError as error:
-            self._console.print(f"[red]Error:[/red] {error}", markup=True)
+            self._console.print(f"[red]Error:[/red] {escape(str(error))}")
             return
-        if result is None:
+        except KeyboardInterrupt:
+            self._console.print("\n[dim](interrupted; this exchange is forgotten)[/dim]")
             return
         self._messages = [*messages, {"role": "assistant", "content": result.text}]
+        if len(result.prompt_token_ids) + len(result.token_ids) >= self._llm.context_length:
+            self._console.print(
+                "[dim](the context is full; /reset begins a new conversation)[/dim]"
+            )
         if self._stats:
             self._console.print(as_table(result, self._llm.load_s))
 
-    def _stream(self, messages: list[dict[str, str]]) -> "Result | None":
-        """Answer as it comes; Ctrl-C cuts the answer off and forgets the exchange."""
-        generation = self._llm.stream(messages, self._params)
+    def _require_room(self, messages: list[dict[str, str]]) -> None:
+        """Refuse a message for which the conversation before it leaves no room.
+
+        Raises:
+            InvalidRequestError: There is none.
+        """
+        if len(self._messages) == len(self._opening):
+            return
+        tokens, llm, most = len(self._llm.encode(messages)), self._llm, self._params.max_tokens
+        if tokens + (most or 1) > llm.context_length:
+            answer = "" if most is None else f" and its answer may have {most}"
+            raise InvalidRequestError(
+                f"With this message the conversation has {tokens} tokens{answer}, but {llm.name} "
+                f"takes {llm.context_length} of conversation and answer together here.",
+                remedy="Type /reset to begin a new conversation, or write a shorter message.",
+                field="messages",
+            )
+
+    def _stream(self, messages: list[dict[str, str]]) -> "Result":
+        """Answer as it comes."""
+        generation = self._llm.stream(
+            messages, with_usual_length(self._params, self._llm, messages)
+        )
         write = self._coloured_writer() if self._colour else None
         try:
             for piece in generation:
@@ -149,10 +154,8 @@ class Conversation:
                     continue
                 for token, origin in zip(piece.token_ids, piece.origins, strict=True):
                     write(token, origin.value)
-        except KeyboardInterrupt:
+        finally:
             generation.drop()
-            self._console.print("\n[dim](cut off)[/dim]")
-            return None
         self._console.print()
         return generation.result
 

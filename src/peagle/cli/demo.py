@@ -5,15 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from peagle.cli.options import (
-    DEFAULT_MODEL,
-    DeviceOption,
-    DrafterOption,
-    DtypeOption,
-    ModelOption,
-    SpecOption,
-    load,
-)
+from peagle.cli.options import ModelOptions, with_shared_options
 from peagle.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -27,19 +19,16 @@ _MAX_TOKENS: Final = 200
 _DIFFERENT: Final = 1
 
 
+@with_shared_options
 def demo(
+    options: ModelOptions,
     prompt: Annotated[str, typer.Argument(help="What to answer.")] = _PROMPT,
-    model: ModelOption = DEFAULT_MODEL,
-    drafter: DrafterOption = None,
-    spec: SpecOption = None,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
 ) -> None:
     """Answer one prompt twice, without and with speculation, and compare tokens and speed."""
     from rich.console import Console
     from rich.table import Table
 
-    llm = load(model, drafter, spec, dtype, device, speculate=True)
+    llm = options.load(speculate=True)
     console = Console(highlight=False)
     console.print(
         f"[bold]{llm.name}[/bold] on {llm.target.device.type} in "

@@ -7,22 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peagle.cli.options import (
-    DEFAULT_MAX_TOKENS,
-    DEFAULT_MODEL,
-    DeviceOption,
-    DrafterOption,
-    DtypeOption,
-    MaxTokensOption,
-    ModelOption,
-    NoSpeculationOption,
-    SeedOption,
-    SpecOption,
-    StatsOption,
-    TemperatureOption,
-    TopPOption,
-    load,
-)
+from peagle.cli.options import AnswerOptions, with_shared_options, with_usual_length
 from peagle.errors import InvalidRequestError
 from peagle.sampling_params import SamplingParams
 
@@ -31,21 +16,12 @@ if TYPE_CHECKING:
     from peagle.llm import LLM
 
 
+@with_shared_options
 def generate(
+    options: AnswerOptions,
     prompt: Annotated[
         str | None, typer.Argument(help="What to answer; `-` reads standard input.")
     ] = None,
-    model: ModelOption = DEFAULT_MODEL,
-    drafter: DrafterOption = None,
-    max_tokens: MaxTokensOption = None,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = 1.0,
-    seed: SeedOption = None,
-    spec: SpecOption = None,
-    no_speculation: NoSpeculationOption = False,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    stats: StatsOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per answer.")
     ] = False,
@@ -61,13 +37,13 @@ def generate(
     ] = 1,
 ) -> None:
     """Answer a prompt."""
-    params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
+    params = options.params()
     if prompts is not None:
         if prompt is not None:
             raise InvalidRequestError(
                 "Both a prompt and --prompts are given.", remedy="Give one of them."
             )
-        if stats:
+        if options.stats:
             raise InvalidRequestError(
                 "--stats and --prompts are given together.",
                 remedy="Leave --stats out: every line of the output holds its figures.",
@@ -90,12 +66,12 @@ def generate(
         raise InvalidRequestError(
             "The prompt is empty.", remedy="Write what the model should answer.", field="prompt"
         )
-    llm = load(model, drafter, spec, dtype, device, speculate=not no_speculation)
+    llm = options.load(speculate=not options.no_speculation)
     if prompts is not None:
         _answer_file(llm, workload, params, concurrency)
     else:
         assert prompt is not None
-        _answer(llm, prompt, params, stats=stats, as_json=as_json)
+        _answer(llm, prompt, params, stats=options.stats, as_json=as_json)
 
 
 def _answer(llm: "LLM", prompt: str, params: SamplingParams, *, stats: bool, as_json: bool) -> None:
@@ -103,14 +79,16 @@ def _answer(llm: "LLM", prompt: str, params: SamplingParams, *, stats: bool, as_
 
     from peagle.cli.statistics import as_object, as_table
 
-    if params.max_tokens is None:
-        room = llm.context_length - len(llm.encode(prompt))
-        params = params.replaced(max_tokens=max(1, min(DEFAULT_MAX_TOKENS, room)))
-    generation = llm.stream(prompt, params)
-    for piece in generation:
+    generation = llm.stream(prompt, with_usual_length(params, llm, prompt))
+    try:
+        for piece in generation:
+            if not as_json:
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
         if not as_json:
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
+            sys.stdout.write("\n")
+        raise
     result = generation.result
     if as_json:
         sys.stdout.write(json.dumps(as_object(result, llm.load_s), ensure_ascii=False) + "\n")
@@ -130,8 +108,10 @@ def _answer_file(
         results = llm.generate(
             [entry.messages for entry in some],
             [
-                params.replaced(
-                    max_tokens=params.max_tokens or entry.max_tokens or DEFAULT_MAX_TOKENS
+                with_usual_length(
+                    params.replaced(max_tokens=params.max_tokens or entry.max_tokens),
+                    llm,
+                    entry.messages,
                 )
                 for entry in some
             ],

@@ -13,6 +13,7 @@ from peagle.cli.models import models, pull
 from peagle.errors import PeagleError
 
 _USAGE_ERROR = 2
+_INTERRUPTED = 130
 
 app = typer.Typer(
     name="peagle",
@@ -26,12 +27,17 @@ for command in (generate, chat, models, pull, doctor, demo):
 
 
 def main() -> None:
-    """Run the command line: exit 2 and one line on a mistake; Typer makes it 130 on Ctrl-C."""
+    """Run the command line: one line and exit 2 on a mistake, 130 on Ctrl-C."""
     try:
         app()
     except PeagleError as error:
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(_USAGE_ERROR)
+    except SystemExit as left:
+        # What Typer makes of Ctrl-C.
+        if left.code == _INTERRUPTED:
+            sys.stderr.write("Interrupted.\n")
+        raise
     except BrokenPipeError:
         # Whoever read our output has gone; keep Python from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

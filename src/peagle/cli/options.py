@@ -1,12 +1,18 @@
 """Options that several commands share, and what they amount to."""
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from peagle.sampling_params import SamplingParams
+
 if TYPE_CHECKING:
-    from peagle.llm import LLM
+    from peagle.llm import LLM, Prompt
 
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"
 DEFAULT_MAX_TOKENS: Final = 512
@@ -17,50 +23,110 @@ ModelOption = Annotated[
         help="A name from `peagle models`, hf:ORGANISATION/NAME, a GGUF file or a folder."
     ),
 ]
-DrafterOption = Annotated[
-    Path | None, typer.Option(help="A P-EAGLE drafter file instead of the model's own.")
-]
-MaxTokensOption = Annotated[int | None, typer.Option(help="Most tokens to write.")]
-TemperatureOption = Annotated[
-    float, typer.Option(help="0 takes the most probable token; higher is more varied.")
-]
-TopPOption = Annotated[
-    float, typer.Option(help="Draw from the most probable tokens that reach this share.")
-]
-SeedOption = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
-SpecOption = Annotated[
-    str | None,
-    typer.Option(
-        help="parallel_drafting_spec as JSON, such as "
-        '\'{"num_parallel_trees": 4, "max_tree_nodes": 15}\'.'
-    ),
-]
-NoSpeculationOption = Annotated[
-    bool, typer.Option("--no-speculation", help="Write one token per pass, without drafts.")
-]
-DtypeOption = Annotated[str, typer.Option(help="auto, bfloat16 or float32.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-StatsOption = Annotated[bool, typer.Option("--stats", help="Show what speculation did.")]
 
 
-def load(
-    model: str, drafter: Path | None, spec: str | None, dtype: str, device: str, *, speculate: bool
-) -> "LLM":
-    """Load a model as the options say.
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model runs, and how it drafts; each field is an option."""
+
+    model: ModelOption = DEFAULT_MODEL
+    drafter: Annotated[
+        Path | None, typer.Option(help="A P-EAGLE drafter file instead of the model's own.")
+    ] = None
+    spec: Annotated[
+        str | None,
+        typer.Option(
+            help="parallel_drafting_spec as JSON, such as "
+            '\'{"num_parallel_trees": 4, "max_tree_nodes": 15}\'.'
+        ),
+    ] = None
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto"
+    device: DeviceOption = "auto"
+
+    def load(self, *, speculate: bool) -> "LLM":
+        """Load the model.
+
+        Raises:
+            PeagleError: An option is impossible, or the model cannot be loaded.
+        """
+        from peagle.llm import LLM
+        from peagle.spec import ParallelDraftingSpec
+
+        # Read first, so that a typing error in the specification does not wait for the weights.
+        spec = ParallelDraftingSpec.parse(self.spec)
+        return LLM(
+            self.model,
+            self.drafter,
+            spec,
+            parallel_drafting=speculate,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+
+@dataclass(frozen=True)
+class AnswerOptions(ModelOptions):
+    """The model's options, and how it answers; each field is an option."""
+
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens to write.",
+            show_default=f"{DEFAULT_MAX_TOKENS}, or what the context leaves",
+        ),
+    ] = None
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the most probable token; higher is more varied.")
+    ] = 0.0
+    top_p: Annotated[
+        float, typer.Option(help="Draw from the most probable tokens that reach this share.")
+    ] = 1.0
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None
+    no_speculation: Annotated[
+        bool, typer.Option("--no-speculation", help="Write one token per pass, without drafts.")
+    ] = False
+    stats: Annotated[bool, typer.Option("--stats", help="Show what speculation did.")] = False
+
+    def params(self) -> SamplingParams:
+        """Give the sampling parameters; their `max_tokens` is None where none was told.
+
+        Raises:
+            InvalidRequestError: An option is impossible.
+        """
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+        )
+
+
+def with_usual_length(params: SamplingParams, llm: "LLM", prompt: "Prompt") -> SamplingParams:
+    """Limit an answer whose length was not told: to the usual one, or to what the context leaves.
 
     Raises:
-        PeagleError: An option is impossible, or the model cannot be loaded.
+        InvalidRequestError: The prompt is impossible.
     """
-    from peagle.llm import LLM
-    from peagle.spec import ParallelDraftingSpec
+    if params.max_tokens is not None:
+        return params
+    room = llm.context_length - len(llm.encode(prompt))
+    return params.replaced(max_tokens=max(1, min(DEFAULT_MAX_TOKENS, room)))
 
-    # Read first, so that a typing error in the specification does not wait for the weights.
-    parsed = ParallelDraftingSpec.parse(spec)
-    return LLM(
-        model,
-        drafter,
-        parsed,
-        parallel_drafting=speculate,
-        dtype=dtype,
-        device=device,
-    )
+
+def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Make each field of the dataclass that a command takes first an option of the command.
+
+    Typer finds a command's options in its signature, so the fields stand there in place of the
+    dataclass.
+    """
+    first, *own = inspect.signature(command).parameters.values()
+    shared = inspect.signature(first.annotation).parameters
+
+    @functools.wraps(command)
+    def spread(**told: Any) -> None:
+        options = first.annotation(**{name: told.pop(name) for name in shared})
+        command(options, **told)
+
+    spread.__signature__ = inspect.Signature([*shared.values(), *own])  # type: ignore[attr-defined]
+    return spread

@@ -1,17 +1,13 @@
 """Propose the candidate tree of one request from everything that is known about it."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from peagle.draft.corpus import Corpus, Ranges
 from peagle.draft.distributions import LevelDistributions
 from peagle.draft.lookup import Lookup, Matches
 from peagle.draft.mixture import Mixture, MixturePrior
 from peagle.draft.tree import CandidateTree, Child, grow
-from peagle.spec import ParallelDraftingSpec
-
-MAX_DEPTH: Final = 32
-"""Most draft tokens on a path; branches of text in a loop go as deep as the tree has nodes."""
+from peagle.spec import MAX_DEPTH, ParallelDraftingSpec
 
 
 class Proposer:

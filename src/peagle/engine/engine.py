@@ -191,30 +191,33 @@ class Engine:
             if sequence.proposer is not None and nodes > 0 and sequence.depth_limit > 0:
                 drafting.append((sequence, nodes))
         networks = self._networks([sequence for sequence, _ in drafting])
-        for sequence, nodes in drafting:
+        for (sequence, nodes), network in zip(drafting, networks, strict=True):
             assert sequence.proposer is not None
             sequence.tree = sequence.proposer.propose(
-                networks.get(id(sequence)),
+                network,
                 depth_limit=sequence.depth_limit,
                 node_limit=nodes,
             )
 
-    def _networks(self, drafting: SequenceOf[Sequence]) -> dict[int, NetworkDistributions]:
-        """Ask the network about the answers that it drafts for, by their `id`."""
-        states = {id(s): s.drafter for s in drafting if s.drafter is not None}
+    def _networks(self, drafting: SequenceOf[Sequence]) -> list[NetworkDistributions | None]:
+        """Ask the network about each of the answers; None for those it does not draft for."""
+        states, depth = [], 0
+        for sequence in drafting:
+            if sequence.drafter is not None:
+                states.append(sequence.drafter)
+                depth = max(depth, sequence.spec.prediction_depth)
+                sequence.statistics.draft_passes += 1
         if not states or self.drafter is None:
-            return {}
-        asked = [sequence for sequence in drafting if id(sequence) in states]
-        depth = max(sequence.spec.prediction_depth for sequence in asked)
-        for sequence in asked:
-            sequence.statistics.draft_passes += 1
-        return dict(zip(states, self.drafter.draft(list(states.values()), depth), strict=True))
+            return [None] * len(drafting)
+        predicted = iter(self.drafter.draft(states, depth))
+        return [None if sequence.drafter is None else next(predicted) for sequence in drafting]
 
 
 def _too_long(positions: int, cache: KVCache, what: str) -> OutOfMemoryBudgetError:
     return OutOfMemoryBudgetError(
         f"The request may come to {positions} tokens, but the {what} holds "
         f"{cache.total_positions}.",
-        remedy="Lower max_tokens, shorten the prompt, or raise kv_cache_bytes.",
+        remedy="Lower max_tokens, shorten the prompt, or set kv_cache_bytes to "
+        f"{cache.bytes_for(positions):,} or more.",
         field="max_tokens",
     )

@@ -215,14 +215,15 @@ class LLM:
             raise InvalidRequestError(
                 f"The prompt has {len(prompt_ids)} tokens, but {self.name} takes "
                 f"{self.context_length} of prompt and answer together here.",
-                remedy="Shorten the prompt.",
+                remedy=f"Shorten the prompt{self._or_more_memory(len(prompt_ids) + 1)}.",
                 field="prompt",
             )
         if params.max_tokens is not None and params.max_tokens > room:
             raise InvalidRequestError(
                 f"max_tokens is {params.max_tokens}, but after {len(prompt_ids)} tokens of prompt "
                 f"{room} of the context's {self.context_length} are left.",
-                remedy=f"Lower max_tokens to {room} or less, or leave it out.",
+                remedy=f"Lower max_tokens to {room} or less, or leave it out"
+                f"{self._or_more_memory(len(prompt_ids) + params.max_tokens)}.",
                 field="max_tokens",
             )
         if params.min_tokens > (params.max_tokens or room):
@@ -238,6 +239,13 @@ class LLM:
             for index in range(params.n)
         ]
         return Generation(sequences, seed, step=self.step, abort=self.abort)
+
+    def _or_more_memory(self, positions: int) -> str:
+        """End a remedy with the memory that would do, if it is memory that is lacking."""
+        if positions > self.target.config.context_length:
+            return ""
+        enough = self.engine.kv_cache.bytes_for(positions)
+        return f", or set kv_cache_bytes of LLM to {enough:,} or more"
 
     def _sequence(
         self,

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
+from gguf import quants
 
+from peagle.catalog.gguf_header import GGUFTensor, read_gguf_header
 from peagle.errors import CheckpointError, UnsupportedError
 from peagle.model.config import DecoderConfig, RopeScaling
 from peagle.model.rope import inverse_frequencies, split_pairs
@@ -39,38 +40,26 @@ class GGUFCheckpoint:
     Args:
         path: The file.
 
+    Attributes:
+        path: As given.
+        header: Its metadata, and where its tensors lie.
+        config: Its shape.
+
     Raises:
-        CheckpointError: The file is missing, truncated, corrupt or incomplete.
+        ModelNotFoundError: There is no such file.
+        CheckpointError: The file is truncated, corrupt or incomplete.
         UnsupportedError: Its architecture, rope scaling or quantisation is not one we read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.is_file():
-            raise CheckpointError(
-                f"There is no file {path}.",
-                remedy="Check the path, or fetch a catalog model with `peagle pull`.",
-                field="model",
-            )
-        try:
-            self.reader = gguf.GGUFReader(path)
-        except Exception as error:  # the reader raises whatever numpy met in the damaged file
-            raise CheckpointError(
-                f"{path} cannot be read as GGUF ({type(error).__name__}: {error}).",
-                remedy="The file is truncated or corrupt; fetch it again.",
-                field="model",
-            ) from error
+        self.header = read_gguf_header(path)
         self.config = self._read_config()
-
-    def metadata(self, key: str) -> Any:
-        """Value of a metadata key, or None."""
-        found = self.reader.get_field(key)
-        return None if found is None else found.contents()
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Give every weight by its Hugging Face name, float32, in Hugging Face's row order."""
         config = self.config
-        for stored in self.reader.tensors:
+        for stored in self.header.tensors:
             if stored.name.endswith(_IGNORED):
                 continue
             name = _hugging_face_name(stored.name)
@@ -81,16 +70,7 @@ class GGUFCheckpoint:
                     remedy="This engine runs plain Llama, SmolLM2 and Mistral decoders.",
                     field=stored.name,
                 )
-            try:
-                values = gguf.quants.dequantize(stored.data, stored.tensor_type)
-            except NotImplementedError:
-                raise UnsupportedError(
-                    f"The tensor {stored.name!r} has the quantisation "
-                    f"{stored.tensor_type.name}, which is not supported.",
-                    remedy="Use a GGUF with Q4_0, Q4_1, Q8_0, K-quants, F16, BF16 or F32 weights.",
-                    field=stored.name,
-                ) from None
-            weight = torch.from_numpy(np.array(values, dtype=np.float32))
+            weight = self._values(stored)
             # The converter paired neighbouring values; Hugging Face pairs halves.
             if name.endswith("q_proj.weight"):
                 weight = split_pairs(weight, config.num_heads)
@@ -98,8 +78,23 @@ class GGUFCheckpoint:
                 weight = split_pairs(weight, config.num_kv_heads)
             yield name, weight
 
+    def _values(self, stored: GGUFTensor) -> torch.Tensor:
+        """Read a tensor, `[rows, columns]` in float32."""
+        packed = np.fromfile(self.path, np.uint8, stored.size, offset=stored.start)
+        rows = packed.reshape(quants.quant_shape_to_byte_shape(stored.shape, stored.kind))
+        try:
+            return torch.from_numpy(quants.dequantize(rows, stored.kind))
+        except NotImplementedError:
+            raise UnsupportedError(
+                f"The tensor {stored.name!r} has the quantisation "
+                f"{stored.kind.name}, which is not supported.",
+                remedy="Use a GGUF with Q4_0, Q4_1, Q8_0, K-quants, F16, BF16 or F32 weights.",
+                field=stored.name,
+            ) from None
+
     def _read_config(self) -> DecoderConfig:
-        architecture = self.metadata("general.architecture")
+        metadata = self.header.metadata
+        architecture = metadata.get("general.architecture")
         if architecture != "llama":
             raise UnsupportedError(
                 f"{self.path} holds a model of the architecture {architecture!r}, "
@@ -110,7 +105,7 @@ class GGUFCheckpoint:
             )
 
         def needed(key: str) -> Any:
-            value = self.metadata(f"llama.{key}")
+            value = metadata.get(f"llama.{key}")
             if value is None:
                 raise CheckpointError(
                     f"{self.path} lacks the metadata llama.{key}.",
@@ -119,13 +114,13 @@ class GGUFCheckpoint:
                 )
             return value
 
-        if (self.metadata("llama.expert_count") or 0) > 0:
+        if (metadata.get("llama.expert_count") or 0) > 0:
             raise UnsupportedError(
                 f"{self.path} is a mixture of experts, which is not supported.",
                 remedy="This engine runs dense decoders.",
                 field="llama.expert_count",
             )
-        shapes = {stored.name: stored.shape for stored in self.reader.tensors}
+        shapes = {stored.name: stored.shape for stored in self.header.tensors}
         if "token_embd.weight" not in shapes:
             raise CheckpointError(
                 f"{self.path} has no tensor 'token_embd.weight'.",
@@ -133,16 +128,16 @@ class GGUFCheckpoint:
                 field="token_embd.weight",
             )
         hidden, heads = needed("embedding_length"), needed("attention.head_count")
-        head_dim = self.metadata("llama.attention.key_length") or hidden // heads
-        theta = float(self.metadata("llama.rope.freq_base") or 10_000.0)
+        head_dim = metadata.get("llama.attention.key_length") or hidden // heads
+        theta = float(metadata.get("llama.rope.freq_base") or 10_000.0)
         return DecoderConfig(
             family="llama",
-            vocab_size=int(shapes["token_embd.weight"][1]),
+            vocab_size=shapes["token_embd.weight"][0],
             hidden_size=hidden,
             intermediate_size=needed("feed_forward_length"),
             num_layers=needed("block_count"),
             num_heads=heads,
-            num_kv_heads=self.metadata("llama.attention.head_count_kv") or heads,
+            num_kv_heads=metadata.get("llama.attention.head_count_kv") or heads,
             head_dim=head_dim,
             rms_norm_eps=float(needed("attention.layer_norm_rms_epsilon")),
             rope_theta=theta,
@@ -153,17 +148,17 @@ class GGUFCheckpoint:
 
     def _rope_scaling(self, head_dim: int, theta: float) -> RopeScaling | None:
         """Recognise Llama 3's scaling, which GGUF stores as one divisor per frequency."""
-        kind = self.metadata("llama.rope.scaling.type")
+        kind = self.header.metadata.get("llama.rope.scaling.type")
         if kind not in (None, "none"):
             raise UnsupportedError(
                 f"{self.path} uses the rope scaling {kind!r}, which is not supported.",
                 remedy="This engine runs the default rotary embedding and llama3's scaling.",
                 field="llama.rope.scaling.type",
             )
-        divisors = next((t.data for t in self.reader.tensors if t.name == _ROPE_FACTORS), None)
-        if divisors is None:
+        factors = next((t for t in self.header.tensors if t.name == _ROPE_FACTORS), None)
+        if factors is None:
             return None
-        stored = torch.from_numpy(np.array(divisors, dtype=np.float32))
+        stored = self._values(factors)
         scaling = RopeScaling(
             factor=float(stored.max()),
             low_freq_factor=1.0,

@@ -4,23 +4,17 @@ Keys are those of the GGUF specification (`tokenizer.ggml.*`). A GGUF names its 
 instead of describing it, so the splitting rules of the models this engine runs are a table here.
 """
 
-import mmap
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 import tokenizers
-from gguf.constants import GGUFValueType, TokenType
+from gguf.constants import TokenType
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from peagle.errors import CheckpointError, ModelNotFoundError, UnsupportedError
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader
+from peagle.errors import CheckpointError, UnsupportedError
 
 _GPT2_SPLIT: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -81,131 +75,11 @@ _BYTE_LEVEL_FAMILIES: Final[Mapping[str, _ByteLevelFamily]] = {
 }
 
 
-def read_gguf_metadata(source: "str | Path | GGUFReader") -> dict[str, Any]:
-    """Read the key-value part of a GGUF file, arrays as lists.
-
-    `gguf.GGUFReader` makes an array object per token and merge, which takes seconds for a usual
-    vocabulary; this walks the same bytes in a tenth of a second.
-
-    Args:
-        source: The file, or an open reader of it.
-
-    Raises:
-        ModelNotFoundError: There is no such file.
-        CheckpointError: The file is not a GGUF file, or ends too early.
-        UnsupportedError: It is a version of the format that this does not read.
-    """
-    if not isinstance(source, (str, Path)):
-        return _MetadataScan(source.data.data, str(source.data.filename)).read()
-    try:
-        with (
-            Path(source).open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-            memoryview(mapped) as view,
-        ):
-            return _MetadataScan(view, str(source)).read()
-    except (OSError, ValueError) as error:
-        missing = isinstance(error, FileNotFoundError)
-        kind = ModelNotFoundError if missing else CheckpointError
-        raise kind(
-            f"{source} cannot be read as a GGUF file: {error}.",
-            remedy="Check the path." if missing else "Fetch the model again.",
-            field="model",
-        ) from None
-
-
-class _MetadataScan:
-    """One walk over the header of a little-endian GGUF file (GGUF specification, versions 2, 3)."""
-
-    _SCALARS: Final[Mapping[int, str]] = {
-        GGUFValueType.UINT8: "B",
-        GGUFValueType.INT8: "b",
-        GGUFValueType.UINT16: "H",
-        GGUFValueType.INT16: "h",
-        GGUFValueType.UINT32: "I",
-        GGUFValueType.INT32: "i",
-        GGUFValueType.FLOAT32: "f",
-        GGUFValueType.BOOL: "?",
-        GGUFValueType.UINT64: "Q",
-        GGUFValueType.INT64: "q",
-        GGUFValueType.FLOAT64: "d",
-    }
-
-    def __init__(self, data: memoryview, name: str) -> None:
-        self._data = data
-        self._name = name
-        self._at = 0
-
-    def read(self) -> dict[str, Any]:
-        if bytes(self._data[:4]) != b"GGUF":
-            self._refuse("does not start with the letters GGUF")
-        try:
-            version, _tensors, pairs = struct.unpack_from("<IQQ", self._data, 4)
-            if version not in (2, 3):
-                raise UnsupportedError(
-                    f"{self._name} is a GGUF file of version {version}.",
-                    remedy="This engine reads versions 2 and 3, little-endian; convert it again.",
-                    field="model",
-                )
-            self._at = 24
-            metadata = {}
-            for _ in range(pairs):
-                (key,) = self._strings(1)
-                metadata[key] = self._value(self._scalar("I"))
-            return metadata
-        except struct.error:
-            self._refuse("ends within its metadata")
-        except UnicodeDecodeError as error:
-            self._refuse(f"holds text that is not UTF-8 after byte {self._at} ({error.reason})")
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise CheckpointError(
-            f"{self._name} is not a whole GGUF file: it {what}.",
-            remedy="Fetch the model again.",
-            field="model",
-        )
-
-    def _scalar(self, code: str) -> Any:
-        (value,) = struct.unpack_from("<" + code, self._data, self._at)
-        self._at += struct.calcsize("<" + code)
-        return value
-
-    def _strings(self, count: int) -> list[str]:
-        data, size, at, texts = self._data, len(self._data), self._at, []
-        length_at = struct.Struct("<Q").unpack_from
-        for _ in range(count):
-            (length,) = length_at(data, at)
-            at += 8 + length
-            if at > size:
-                self._refuse("ends within its metadata")
-            texts.append(str(data[at - length : at], "utf-8"))
-        self._at = at
-        return texts
-
-    def _value(self, kind: int) -> Any:
-        if kind == GGUFValueType.STRING:
-            return self._strings(1)[0]
-        if kind == GGUFValueType.ARRAY:
-            kind, count = self._scalar("I"), self._scalar("Q")
-            if kind == GGUFValueType.STRING:
-                return self._strings(count)
-            numbers = struct.Struct(f"<{count}{self._code(kind)}")
-            values = list(numbers.unpack_from(self._data, self._at))
-            self._at += numbers.size
-            return values
-        return self._scalar(self._code(kind))
-
-    def _code(self, kind: int) -> str:
-        if kind not in self._SCALARS:
-            self._refuse(f"has a value of the unknown type {kind} before byte {self._at}")
-        return self._SCALARS[kind]
-
-
 class GGUFVocabulary:
     """The vocabulary of a GGUF file: its tokens, how text is cut into them, and their roles.
 
     Args:
-        metadata: The file's key-value pairs.
+        metadata: The file's key-value pairs (`GGUFHeader.metadata`).
 
     Raises:
         CheckpointError: The metadata lacks a vocabulary or contradicts itself.

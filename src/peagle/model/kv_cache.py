@@ -48,10 +48,12 @@ class KVCache:
         self.bytes_per_page = page_bytes(config, dtype)
         self.total_pages = budget // self.bytes_per_page
         if self.total_pages < 1:
+            enough = self.bytes_for(config.context_length)
             raise OutOfMemoryBudgetError(
                 f"kv_cache_bytes is {budget:,}, but one page of {PAGE_POSITIONS} positions takes "
                 f"{self.bytes_per_page:,} bytes.",
-                remedy="Give the KV cache more memory.",
+                remedy=f"Set kv_cache_bytes to {enough:,} for the whole context of "
+                f"{config.context_length:,} tokens, or to some pages for a part of it.",
                 field="kv_cache_bytes",
             )
         self.pool = _zeros(
@@ -77,6 +79,10 @@ class KVCache:
     def total_positions(self) -> int:
         """Positions that fit in the whole pool."""
         return self.total_pages * PAGE_POSITIONS
+
+    def bytes_for(self, positions: int) -> int:
+        """Memory of the pages for a sequence of so many positions."""
+        return pages_for(positions) * self.bytes_per_page
 
     def fits(self, positions: int) -> bool:
         """Whether a sequence of so many positions can be opened now."""

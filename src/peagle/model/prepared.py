@@ -5,6 +5,7 @@ Dequantising takes seconds at every start; reading the same numbers back takes a
 
 import hashlib
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -25,7 +26,8 @@ def prepared_folder(gguf_file: Path, dtype: torch.dtype) -> Path:
         dtype: What the weights are rounded to.
 
     Raises:
-        CheckpointError: The file is missing, truncated, corrupt or incomplete.
+        ModelNotFoundError: There is no such file.
+        CheckpointError: The file is truncated, corrupt or incomplete.
         UnsupportedError: Its architecture or quantisation is not one we read.
         DownloadError: The cache folder is full or cannot be written.
     """
@@ -37,7 +39,7 @@ def prepared_folder(gguf_file: Path, dtype: torch.dtype) -> Path:
             return folder
         checkpoint = GGUFCheckpoint(gguf_file)
         announce(f"Preparing the weights of {gguf_file.name} (once).")
-        values = sum(int(tensor.n_elements) for tensor in checkpoint.reader.tensors)
+        values = sum(math.prod(tensor.shape) for tensor in checkpoint.header.tensors)
         folder.parent.mkdir(parents=True, exist_ok=True)
         require_space(folder.parent, values * dtype.itemsize, "Preparing the weights")
         weights = {name: weight.to(dtype) for name, weight in checkpoint.tensors()}

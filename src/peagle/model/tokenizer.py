@@ -7,16 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import tokenizers
 from tokenizers import AddedToken
 
+from peagle.catalog.gguf_header import read_gguf_header
 from peagle.errors import CheckpointError, InvalidRequestError, ModelNotFoundError, UnsupportedError
-from peagle.model.gguf_tokenizer import GGUFVocabulary, read_gguf_metadata
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader
+from peagle.model.gguf_tokenizer import GGUFVocabulary
 
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _NAMED_TOKENS: Final = (
@@ -82,18 +80,15 @@ class Tokenizer:
         )
 
     @classmethod
-    def from_gguf(cls, source: "str | Path | GGUFReader") -> Self:
+    def from_gguf(cls, file: str | Path) -> Self:
         """Build the tokenizer that a GGUF file describes.
-
-        Args:
-            source: The file, or an open reader of it.
 
         Raises:
             ModelNotFoundError: There is no such file.
-            CheckpointError: It is no GGUF file, or its vocabulary is missing or broken.
+            CheckpointError: It is no whole GGUF file, or its vocabulary is missing or broken.
             UnsupportedError: The kind of tokenizer or of pre-tokeniser is not known.
         """
-        vocabulary = GGUFVocabulary(read_gguf_metadata(source))
+        vocabulary = GGUFVocabulary(read_gguf_header(Path(file)).metadata)
         return cls(
             vocabulary.build(),
             vocab_size=vocabulary.size,
