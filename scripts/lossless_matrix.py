@@ -4,7 +4,8 @@ Every answer is first written by a plain loop (one token at a time over a fresh 
 engine with every kind of drafts, sixteen prompts mixed in a batch and some one at a time. Greedy,
 and at temperature 0.8 with seeds 1, 2 and 3; in bfloat16 and float32.
 
-    python scripts/lossless_matrix.py [--max-tokens N] [--dtypes bfloat16 float32] [--output FILE]
+    python scripts/lossless_matrix.py [--max-tokens N] [--dtypes bfloat16 float32] [--part 1/2]
+                                      [--output FILE]
 """
 
 import argparse
@@ -72,9 +73,11 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--max-tokens", type=int, default=None, help="shorten answers to this")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--part", default="1/1", help="which of how many shares of the prompts")
     parser.add_argument("--output", type=Path, default=None)
     arguments = parser.parse_args()
-    workload = read_workload()
+    share, shares = map(int, arguments.part.split("/"))
+    workload = read_workload()[share - 1 :: shares]
     limits = [
         min(prompt.max_tokens or 256, arguments.max_tokens or prompt.max_tokens or 256)
         for prompt in workload
@@ -101,9 +104,9 @@ def main() -> None:
                 params = [SamplingParams(max_tokens=limit, **settings) for limit in limits]
                 plain = written[sampling]
                 for drafts in DRAFTS:
-                    # Interleaved, so that a batch mixes categories and lengths.
-                    batches = [list(range(k, len(workload), len(workload) // BATCH + 1))
-                               for k in range(len(workload) // BATCH + 1)]  # fmt: skip
+                    # Every fifth, and round again, so that a batch mixes categories and lengths.
+                    mixed = [k for start in range(5) for k in range(start, len(workload), 5)]
+                    batches = [mixed[k : k + BATCH] for k in range(0, len(mixed), BATCH)]
                     batches += [[k] for k in range(0, len(workload), len(workload) // ALONE)]
                     answers = differing = passes = emitted = tokens = 0
                     for batch in batches:
@@ -134,7 +137,9 @@ def main() -> None:
     report = {
         "processor": describe_machine().processor,
         "torch": describe_machine().torch_version,
+        "part": arguments.part,
         "prompts": len(workload),
+        "threads": describe_machine().threads,
         "answers shortened by --max-tokens": shortened,
         "minutes": round((time.perf_counter() - started) / 60, 1),
         "rows": rows,
