@@ -85,6 +85,10 @@ def main() -> None:
     shortened = sum(
         limit < (prompt.max_tokens or 256) for limit, prompt in zip(limits, workload, strict=True)
     )
+    # Every fifth, and round again, so that a batch mixes categories and lengths.
+    mixed = [k for start in range(5) for k in range(start, len(workload), 5)]
+    batches = [mixed[k : k + BATCH] for k in range(0, len(mixed), BATCH)]
+    batches += [[k] for k in range(0, len(workload), len(workload) // ALONE)]
     rows = []
     started = time.perf_counter()
     with Progress(console=Console(stderr=True)) as progress:
@@ -104,10 +108,6 @@ def main() -> None:
                 params = [SamplingParams(max_tokens=limit, **settings) for limit in limits]
                 plain = written[sampling]
                 for drafts in DRAFTS:
-                    # Every fifth, and round again, so that a batch mixes categories and lengths.
-                    mixed = [k for start in range(5) for k in range(start, len(workload), 5)]
-                    batches = [mixed[k : k + BATCH] for k in range(0, len(mixed), BATCH)]
-                    batches += [[k] for k in range(0, len(workload), len(workload) // ALONE)]
                     answers = differing = passes = emitted = tokens = 0
                     for batch in batches:
                         found, batch_passes, batch_emitted = answers_of(
@@ -134,12 +134,13 @@ def main() -> None:
                         "acceptance_length": round(emitted / max(passes, 1), 3),
                     })  # fmt: skip
                     progress.console.print(json.dumps(rows[-1]))
+    machine = describe_machine()
     report = {
-        "processor": describe_machine().processor,
-        "torch": describe_machine().torch_version,
+        "processor": machine.processor,
+        "torch": machine.torch_version,
         "part": arguments.part,
         "prompts": len(workload),
-        "threads": describe_machine().threads,
+        "threads": machine.threads,
         "answers shortened by --max-tokens": shortened,
         "minutes": round((time.perf_counter() - started) / 60, 1),
         "rows": rows,

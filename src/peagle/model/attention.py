@@ -35,6 +35,8 @@ NARROW_ROWS: Final = 4
 # Pages between those that a product reads are computed for nothing; beyond this share of all pages
 # copying the wanted ones together is cheaper (a copy moves every key three times, not once).
 MOST_IDLE_PAGES: Final = 0.5
+# Among the numbers of a block's splits, those whose pages are to be patched.
+_PATCHED: Final = -1
 # exp of this is the smallest that is still a normal number: MKL's exp was measured four to fifteen
 # times slower on arrays with masked scores in them. (torch's exp2 is as fast as one could wish, but
 # gives an element other bits at the end of an array than inside.)
@@ -129,21 +131,24 @@ class AttentionPlan:
         self._window = config.sliding_window
         self._device = device
         positions = np.zeros(padded_rows, np.int64)
-        blocks: list[_Block] = []
+        alike: dict[int, list[_Block]] = {}
         for part in parts:
             depths = part.rows.depths()[part.first : part.last]
             start = part.pass_offset
             positions[start : start + len(depths)] = part.rows.cache.length + np.array(depths)
             for block in _blocks(part):
-                # Rows beyond what one product takes are split over several blocks.
-                blocks.extend(
-                    replace(block, rows=rows)
-                    for rows in _split(block.rows, ladder.largest // shared)
-                )
-        self._pages = 1 + max(number for block in blocks for number in block.page_numbers)
+                # Rows beyond what one product takes are split over several blocks. Pages that are
+                # read in place can stand once in a product, so each of these has its own; pages
+                # to be patched are copied, and all go together.
+                for number, rows in enumerate(_split(block.rows, ladder.largest // shared)):
+                    kind = _PATCHED if block.patches else number
+                    alike.setdefault(kind, []).append(replace(block, rows=rows))
+        self._pages = 1 + max(
+            number for blocks in alike.values() for block in blocks for number in block.page_numbers
+        )
         self._groups: list[_JobGroup] = []
-        for some in _apart(blocks):
-            widths = _by_width(some, lambda rows: ladder.padded(rows * shared) // shared)
+        for blocks in alike.values():
+            widths = _by_width(blocks, lambda rows: ladder.padded(rows * shared) // shared)
             self._groups.extend(
                 self._group(width, equal, positions) for width, equal in sorted(widths.items())
             )
@@ -296,24 +301,6 @@ def _blocks(part: PassPart) -> list[_Block]:
         numbers = list(range(shared_pages, last_page + 1))
         blocks.append(_Block([cache.pages[n] for n in numbers], numbers, rows, patches))
     return blocks
-
-
-def _apart(blocks: list[_Block]) -> list[list[_Block]]:
-    """Separate blocks of committed pages, no page twice in a part, from those to be patched."""
-    parts: list[list[_Block]] = [[]]
-    taken: list[set[int]] = [set()]
-    for block in blocks:
-        if block.patches:
-            parts[0].append(block)
-            continue
-        place = next((k for k in range(1, len(parts)) if taken[k].isdisjoint(block.pool_pages)), 0)
-        if not place:
-            parts.append([])
-            taken.append(set())
-            place = len(parts) - 1
-        parts[place].append(block)
-        taken[place].update(block.pool_pages)
-    return [part for part in parts if part]
 
 
 def _reads_in_place(pages: npt.NDArray[np.int64]) -> bool:

@@ -32,9 +32,8 @@ class RowLadder:
 
     def padded(self, rows: int) -> int:
         """Rows to compute for `rows` real ones: full blocks and the smallest count for the rest."""
-        full = rows // self.largest * self.largest
-        rest = rows - full
-        return full + next((count for count in self.counts if rest and rest <= count), 0)
+        rest = rows % self.largest
+        return rows - rest + (min(c for c in self.counts if c >= rest) if rest else 0)
 
 
 def cancelling_operands(

@@ -73,7 +73,7 @@ class KVCache:
     @property
     def used_bytes(self) -> int:
         """Memory of the pages that sequences have reserved."""
-        return (self.total_pages - self.free_pages) * self.bytes_per_page
+        return self._reserved * self.bytes_per_page
 
     @property
     def total_positions(self) -> int:

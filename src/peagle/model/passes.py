@@ -95,8 +95,8 @@ class PassPlanner:
         config: The decoder's shape.
         ladder: Agreeing row counts of its products with weights.
         device: Where it runs.
-        rows_per_pass: Most rows of a pass, where products take them in blocks; the largest of
-            the ladder if None.
+        rows_per_pass: Most rows of a pass, where products take them in blocks: some times the
+            largest of the ladder; that itself if None.
 
     Attributes:
         ladder: As given.
@@ -137,7 +137,7 @@ class PassPlanner:
             cache.take_pages(part.cache, part.cache.length + max(part.depths()) + 1)
         # Left unfilled: a row is read only after the pass that writes it.
         uncommitted = torch.empty(
-            (config.num_layers, 2, total + most, config.num_kv_heads, config.head_dim),
+            (config.num_layers, 2, self.ladder.padded(total), config.num_kv_heads, config.head_dim),
             dtype=torch.float32,
             device=self._device,
         )

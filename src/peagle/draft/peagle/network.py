@@ -215,8 +215,7 @@ class PEagleNetwork:
     def _product_shapes(self) -> set[tuple[int, int]]:
         shapes = {self._fc.shape, self._head.shape}
         for layer in self._layers:
-            products = (layer.query_key_value, layer.attention_out, layer.gate_up, layer.down)
-            shapes.update(product.shape for product in products)
+            shapes.update(product.shape for product in layer.products())
         return shapes
 
 
