@@ -88,7 +88,7 @@ def main() -> None:
     # Every fifth, and round again, so that a batch mixes categories and lengths.
     mixed = [k for start in range(5) for k in range(start, len(workload), 5)]
     batches = [mixed[k : k + BATCH] for k in range(0, len(mixed), BATCH)]
-    batches += [[k] for k in range(0, len(workload), len(workload) // ALONE)]
+    batches += [[k] for k in range(0, len(workload), max(1, len(workload) // ALONE))]
     rows = []
     started = time.perf_counter()
     with Progress(console=Console(stderr=True)) as progress:
