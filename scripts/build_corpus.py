@@ -17,7 +17,8 @@ from peagle.catalog import resolve
 from peagle.draft.corpus import Corpus
 from peagle.draft.corpus_build import build_corpus, until_it_repeats
 from peagle.model.tokenizer import Tokenizer
-from peagle.train.split import RULE, Conversation, held_out
+from peagle.train.conversations import Conversation
+from peagle.train.split import RULE, held_out
 
 REPOSITORY = Path(__file__).parents[1]
 SELF_CHAT = REPOSITORY / "data" / "smollm2-self-chat.jsonl.gz"

@@ -27,7 +27,8 @@ from peagle.draft.mixture import SHIPPED_PRIOR, MixturePrior
 from peagle.draft.proposer import Proposer
 from peagle.draft.replay import replay
 from peagle.spec import ParallelDraftingSpec
-from peagle.train.split import RULE, Conversation, held_out
+from peagle.train.conversations import Conversation
+from peagle.train.split import RULE, held_out
 
 LONGEST_MATCH = 32
 # Until a drafter network is fitted along: its weights at depths 1, 2 and deeper as first measured,

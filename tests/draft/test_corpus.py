@@ -12,7 +12,8 @@ from safetensors.numpy import load_file, save_file
 from peagle.draft.corpus import ORDER, Corpus
 from peagle.draft.corpus_build import SMOOTHING, build_corpus, until_it_repeats
 from peagle.errors import CheckpointError
-from peagle.train.split import Conversation, held_out
+from peagle.train.conversations import Conversation
+from peagle.train.split import held_out
 from tests.draft.conftest import SHIPPED_CORPUS
 
 VOCABULARY = 40
