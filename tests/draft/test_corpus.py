@@ -151,7 +151,7 @@ def test_unusable_files_are_named_with_a_remedy(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="no usable corpus") as raised:
             Corpus.load(path)
         assert str(path) in raised.value.problem
-        assert "build_corpus" in raised.value.remedy
+        assert "peagle corpus build" in raised.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import sys
 import typer
 
 from peagle.cli.chat import chat
+from peagle.cli.corpus import corpus
 from peagle.cli.demo import demo
 from peagle.cli.doctor import doctor
 from peagle.cli.generate import generate
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 for command in (generate, chat, models, pull, doctor, demo):
     app.command()(command)
+app.add_typer(corpus, name="corpus")
 
 
 def main() -> None:

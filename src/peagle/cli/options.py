@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from peagle.errors import InvalidRequestError
 from peagle.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ class ModelOptions:
     drafter: Annotated[
         Path | None, typer.Option(help="A P-EAGLE drafter file instead of the model's own.")
     ] = None
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="A file of `peagle corpus build` instead of the model's own."),
+    ] = None
     spec: Annotated[
         str | None,
         typer.Option(
@@ -55,11 +60,19 @@ class ModelOptions:
 
         # Read first, so that a typing error in the specification does not wait for the weights.
         spec = ParallelDraftingSpec.parse(self.spec)
+        drafts = speculate and spec.method != "none"
+        if self.corpus is not None and not (drafts and spec.corpus):
+            raise InvalidRequestError(
+                "--corpus is given, but the other options turn the corpus off.",
+                remedy="Leave --corpus out, or let --spec and --no-speculation keep it.",
+                field="corpus",
+            )
         return LLM(
             self.model,
             self.drafter,
             spec,
             parallel_drafting=speculate,
+            corpus=self.corpus,
             dtype=self.dtype,
             device=self.device,
         )

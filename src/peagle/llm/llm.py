@@ -42,6 +42,7 @@ class LLM:
         drafter: A P-EAGLE drafter file; None takes the catalog's.
         parallel_drafting_spec: How drafts are made; what is not set keeps the model's default.
         parallel_drafting: False turns speculation off.
+        corpus: A file that `peagle corpus build` wrote; None takes the catalog's.
         dtype: `auto`, `bfloat16` or `float32`.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         kv_cache_bytes: Memory for keys and values; None takes a quarter of what is free, at most
@@ -64,6 +65,7 @@ class LLM:
         parallel_drafting_spec: ParallelDraftingSpec | Mapping[str, Any] | str | None = None,
         *,
         parallel_drafting: bool = True,
+        corpus: str | Path | None = None,
         dtype: str = "auto",
         device: str = "auto",
         kv_cache_bytes: int | None = None,
@@ -91,9 +93,14 @@ class LLM:
             self.target.config.vocab_size,
             self.name,
         )
+        table = Path(corpus) if corpus is not None else resolved.corpus
         self._corpus = (
-            Corpus.load(resolved.corpus, tokenizer_fingerprint=self.tokenizer.fingerprint())
-            if resolved.corpus is not None
+            Corpus.load(
+                table,
+                tokenizer_fingerprint=self.tokenizer.fingerprint(),
+                vocab_size=self.target.config.vocab_size,
+            )
+            if table is not None
             else None
         )
         budget = kv_cache_bytes if kv_cache_bytes is not None else _default_cache_bytes()
