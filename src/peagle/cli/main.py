@@ -11,6 +11,7 @@ from peagle.cli.demo import demo
 from peagle.cli.doctor import doctor
 from peagle.cli.generate import generate
 from peagle.cli.models import models, pull
+from peagle.cli.synth import synth
 from peagle.errors import PeagleError
 
 _USAGE_ERROR = 2
@@ -23,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, chat, models, pull, doctor, demo):
+for command in (generate, chat, models, pull, doctor, demo, synth):
     app.command()(command)
 app.add_typer(corpus, name="corpus")
 

@@ -23,6 +23,7 @@ from peagle.errors import InvalidRequestError
 from peagle.llm.generation import Generation
 from peagle.llm.prompt import Prompt, PromptReader, as_prompts
 from peagle.llm.result import Result
+from peagle.model.chat_template import ChatTemplate
 from peagle.model.detokenizer import Detokenizer
 from peagle.model.loading import load_target
 from peagle.sampling_params import SamplingParams
@@ -121,6 +122,11 @@ class LLM:
     def context_length(self) -> int:
         """Most tokens of prompt and answer together."""
         return min(self.target.config.context_length, self.engine.kv_cache.total_positions)
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """How conversations are written for the model; None for a model without a template."""
+        return self._reader.template
 
     def generate(
         self,
