@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from peagle import LLM, SamplingParams
-from peagle.draft.peagle.untrained import random_drafter
+from peagle.draft.untrained import random_drafter
 from peagle.evaluate.machine import describe_machine
 from peagle.evaluate.oracle import OracleProposer
 from peagle.evaluate.plain import PlainDecoder
@@ -32,6 +32,7 @@ TREE = {"adaptive": False}
 DRAFTS = {
     "none": {"method": "none"},
     "random P-EAGLE": {"method": "peagle", "lookup": False, "corpus": False, **TREE},
+    "random EAGLE-3": {"method": "eagle3", "lookup": False, "corpus": False, **TREE},
     "lookup + corpus": {"method": "lookup", **TREE},
     "all": {"method": "peagle", **TREE},
     "oracle": {"method": "lookup", **TREE},
@@ -89,7 +90,10 @@ def main() -> None:
         bar = progress.add_task("Lossless matrix", total=steps)
         for dtype in arguments.dtypes:
             llm = LLM(arguments.model, dtype=dtype)
-            llm.engine.drafter = random_drafter(llm.target, layers=2, draft_vocab_size=6000)
+            networks = {
+                method: random_drafter(llm.target, method=method, draft_vocab_size=6000)
+                for method in ("peagle", "eagle3")
+            }
             written: dict[str, list[list[int]]] = {sampling: [] for sampling in SAMPLINGS}
             for prompt, limit in zip(workload, limits, strict=True):
                 decoder = PlainDecoder(llm, llm.encode(prompt.messages), limit)
@@ -100,7 +104,8 @@ def main() -> None:
             for sampling, settings in SAMPLINGS.items():
                 params = [SamplingParams(max_tokens=limit, **settings) for limit in limits]
                 plain = written[sampling]
-                for drafts in DRAFTS:
+                for drafts, block in DRAFTS.items():
+                    llm.engine.drafter = networks.get(block["method"])
                     # Interleaved, so that a batch mixes categories and lengths.
                     batches = [list(range(k, len(workload), len(workload) // BATCH + 1))
                                for k in range(len(workload) // BATCH + 1)]  # fmt: skip
