@@ -12,6 +12,7 @@ from peagle.cli.doctor import doctor
 from peagle.cli.generate import generate
 from peagle.cli.models import models, pull
 from peagle.cli.synth import synth
+from peagle.cli.train import train
 from peagle.errors import PeagleError
 
 _USAGE_ERROR = 2
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, chat, models, pull, doctor, demo, synth):
+for command in (generate, chat, models, pull, doctor, demo, synth, train):
     app.command()(command)
 app.add_typer(corpus, name="corpus")
 

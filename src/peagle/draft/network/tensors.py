@@ -17,6 +17,9 @@ EMBEDDING: Final = "embed_tokens.weight"
 MASK_EMBEDDING: Final = "mask_embedding"
 MASK_HIDDEN: Final = "mask_hidden"
 DRAFT_TO_TARGET: Final = "d2t"
+MARKOV_PREVIOUS: Final = "markov.previous.weight"
+MARKOV_GATE: Final = "markov.gate.weight"
+MARKOV_OUT: Final = "markov.out.weight"
 
 _REMEDY: Final = "The file is damaged or not a drafter of this form; fetch it again."
 

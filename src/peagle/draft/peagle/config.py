@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from peagle.draft.network.config import NetworkConfig, wrong_value
-from peagle.draft.network.tensors import MASK_EMBEDDING, MASK_HIDDEN
+from peagle.draft.network.tensors import (
+    MARKOV_GATE,
+    MARKOV_OUT,
+    MARKOV_PREVIOUS,
+    MASK_EMBEDDING,
+    MASK_HIDDEN,
+)
 from peagle.spec import NetworkMethod
 
 
@@ -15,11 +21,14 @@ class PEagleConfig(NetworkConfig):
     Attributes:
         mask_token_id: Id that stands for a mask slot in exported checkpoints; an embedding of the
             network's own has the mask embedding in that row.
+        markov_rank: Rank of the head that tells a mask slot the token drafted before it; 0 if the
+            network has none.
     """
 
     method: ClassVar[NetworkMethod] = "peagle"
 
     mask_token_id: int
+    markov_rank: int = 0
 
     def __post_init__(self) -> None:
         """Check that the shape is possible.
@@ -37,4 +46,11 @@ class PEagleConfig(NetworkConfig):
         shapes = {MASK_HIDDEN: [1, 1, self.feature_size]}
         if not self.own_embedding:
             shapes[MASK_EMBEDDING] = [self.decoder.hidden_size]
+        if self.markov_rank:
+            hidden = self.decoder.hidden_size
+            shapes |= {
+                MARKOV_PREVIOUS: [self.markov_rank, hidden],
+                MARKOV_GATE: [self.markov_rank, hidden],
+                MARKOV_OUT: [self.draft_vocab_size, self.markov_rank],
+            }
         return shapes

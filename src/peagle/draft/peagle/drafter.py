@@ -9,6 +9,7 @@ from peagle.draft.distributions import LevelDistributions, NetworkDistributions
 from peagle.draft.network.drafter import Drafter, DraftLimits
 from peagle.draft.network.state import DrafterState
 from peagle.draft.network.trunk import SlotRows
+from peagle.draft.peagle.markov import BranchDistributions
 from peagle.draft.peagle.network import PEagleNetwork
 
 # Lower ranks are too improbable for a tree of some dozen nodes.
@@ -35,8 +36,16 @@ class PEagleDrafter(Drafter):
         predicting = [
             residual[-depth:] for residual, depth in zip(output.residual, depths, strict=True)
         ]
-        logits = torch.split(self.network.logits(torch.cat(predicting)), depths)
-        return [self._distributions(own) for own in logits]
+        together = torch.cat(predicting)
+        logits = torch.split(self.network.logits(together), depths)
+        markov = self.network.markov
+        if markov is None:
+            return [self._distributions(own) for own in logits]
+        gates = torch.split(markov.gates(self.network.final_norm(together)), depths)
+        return [
+            BranchDistributions(own, gate, markov, self.network.target_ids, TOP_TOKENS)
+            for own, gate in zip(logits, gates, strict=True)
+        ]
 
     def _distributions(self, logits: torch.Tensor) -> NetworkDistributions:
         """Give the most probable tokens of `logits` `[depths, draft vocab]`, by target id."""

@@ -13,12 +13,17 @@ import torch
 from peagle.draft.network.tensors import MASK_EMBEDDING, MASK_HIDDEN
 from peagle.draft.network.trunk import DraftNetwork, SlotOutput, SlotRows
 from peagle.draft.peagle.config import PEagleConfig
+from peagle.draft.peagle.markov import MarkovHead
 from peagle.model.kv_cache import KVCache
 from peagle.model.rows import SequenceRows
 
 
 class PEagleNetwork(DraftNetwork):
-    """A drafter network with mask slots; the arguments are those of every drafter network."""
+    """A drafter network with mask slots; the arguments are those of every drafter network.
+
+    Attributes:
+        markov: What tells a mask slot the token drafted before it, if the network has that.
+    """
 
     config: PEagleConfig
 
@@ -40,6 +45,11 @@ class PEagleNetwork(DraftNetwork):
         mask_hidden = tensors[MASK_HIDDEN].to(device=device, dtype=dtype)
         with torch.inference_mode():
             self._mask_hidden = self.fused(mask_hidden.view(1, -1))[0]
+        self.markov = (
+            MarkovHead(tensors, embedding, config.decoder.rms_norm_eps, device)
+            if config.markov_rank
+            else None
+        )
 
     @torch.inference_mode()
     def forward(
