@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -150,15 +150,14 @@ class FeatureCache:
 
     def _write_state(self) -> None:
         for file in self._files.values():
+            assert isinstance(file, np.memmap)
             file.flush()
         unfinished = self._state.with_suffix(".part")
         unfinished.write_text(json.dumps({"key": self._key, "documents": self.done}), "utf-8")
         unfinished.replace(self._state)
 
 
-def _mapped(
-    path: Path, shape: tuple[int, int], kind: type[np.generic]
-) -> "np.memmap[tuple[int, int], np.dtype[np.generic]]":
+def _mapped(path: Path, shape: tuple[int, int], kind: npt.DTypeLike) -> npt.NDArray[Any]:
     size = max(shape[0] * shape[1], 1) * np.dtype(kind).itemsize
     if not path.exists() or path.stat().st_size != size:
         with path.open("wb") as file:

@@ -81,19 +81,23 @@ class _WholeDocuments:
     ) -> torch.Tensor:
         """Attend within each document; shapes are those of `decoder.LayerMemory.attend`."""
         pieces = []
-        for q, k, v in zip(
-            *(torch.split(part.to(self._dtype), self._lengths) for part in (queries, keys, values)),
-            strict=True,
-        ):
-            pieces.append(
-                F.scaled_dot_product_attention(
-                    *(part.transpose(0, 1).unsqueeze(0) for part in (q, k, v)),
-                    attn_mask=self._mask(len(q)),
-                    is_causal=not self._cut(len(q)),
-                    scale=1.0,
-                    enable_gqa=True,
-                )[0].transpose(0, 1)
+        # [heads, rows, head_dim] of one document at a time.
+        split = [
+            torch.split(part.to(self._dtype).transpose(0, 1), self._lengths, dim=1)
+            for part in (queries, keys, values)
+        ]
+        for q, k, v in zip(*split, strict=True):
+            length = q.shape[1]
+            attended = F.scaled_dot_product_attention(
+                q.unsqueeze(0),
+                k.unsqueeze(0),
+                v.unsqueeze(0),
+                attn_mask=self._mask(length),
+                is_causal=not self._cut(length),
+                scale=1.0,
+                enable_gqa=True,
             )
+            pieces.append(attended[0].transpose(0, 1))
         return torch.cat(pieces).flatten(1)
 
     def _cut(self, length: int) -> bool:

@@ -42,7 +42,7 @@ class _RestrictedKL(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden: torch.Tensor,
         head: torch.Tensor,
@@ -71,7 +71,7 @@ class _RestrictedKL(torch.autograd.Function):
         return losses
 
     @staticmethod
-    def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_gradient, head_gradient = ctx.saved_tensors
         # All rows weigh the same, so one number scales both gradients.
         one = scale[0]
@@ -95,5 +95,7 @@ def restricted_kl(
     Returns:
         A scalar. (Each row has the weight one; scale the sum for a mean.)
     """
-    losses: torch.Tensor = _RestrictedKL.apply(hidden, head, teacher.probabilities(), positions)
+    losses: torch.Tensor = _RestrictedKL.apply(  # type: ignore[no-untyped-call]
+        hidden, head, teacher.probabilities(), positions
+    )
     return losses.sum()

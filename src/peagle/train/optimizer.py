@@ -18,8 +18,9 @@ class Optimizer:
     """
 
     def __init__(self, network: nn.Module, *, matrix_rate: float, other_rate: float) -> None:
-        self._names: dict[torch.nn.Parameter, str] = {}
-        matrices, others = [], []
+        self._names: dict[torch.Tensor, str] = {}
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, parameter in network.named_parameters():
             self._names[parameter] = name
             inner = parameter.dim() == 2 and not name.endswith(_ADAM_ENDINGS)

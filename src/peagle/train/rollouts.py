@@ -59,7 +59,8 @@ class DocumentRows:
         keys, key_depths = self.anchors[None, :], self.depths[None, :]
         context = (key_depths == 0) & (keys <= anchor)
         own_chain = (keys == anchor) & (key_depths <= depth)
-        return context | own_chain
+        seen: npt.NDArray[np.bool_] = context | own_chain
+        return seen
 
 
 def sample_rows(

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from peagle.model.rope import split_pairs
 from peagle.train.checkpoint import has_checkpoint
 from peagle.train.conversations import Conversation
 from peagle.train.curve import draw_learning_curve
-from peagle.train.feature_cache import FeatureCache, FeaturesOnTheFly
+from peagle.train.feature_cache import FeatureCache, FeaturesOnTheFly, FeatureSource
 from peagle.train.features import Document, FeatureReader
 from peagle.train.initial import draft_vocabulary, start_from_target
 from peagle.train.networks.eagle3 import Eagle3Training
@@ -165,18 +165,18 @@ def open_run(
     start_from_target(network, tensors, config, ids)
     network.to(model.device)
     head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])[ids]
+    weights = _digest(tensors)
     reader = FeatureReader(model)
     run.mkdir(parents=True, exist_ok=True)
+    source: FeatureSource = FeaturesOnTheFly(data.documents, reader)
     if cache_features:
-        source: FeatureCache | FeaturesOnTheFly = FeatureCache(
-            run / "features", data.documents, key=target.tokenizer.fingerprint(),
+        source = cache = FeatureCache(
+            run / "features", data.documents, key=weights,
             config=model.config, taps=model.taps,
         )  # fmt: skip
-        source.fill(reader, progress)
-    else:
-        source = FeaturesOnTheFly(data.documents, reader)
+        cache.fill(reader, progress)
     identity = {
-        "model": f"{name} ({target.tokenizer.fingerprint()[:16]})",
+        "model": f"{name} ({weights[:16]})",
         "recipe": hashlib.sha256(recipe.to_yaml().encode()).hexdigest()[:16],
         "data": data.sha256[:16],
     }
@@ -216,6 +216,15 @@ def _hugging_face_order(files: Path, heads: int, kv_heads: int) -> dict[str, tor
             if name.endswith(ending):
                 found[name] = split_pairs(found[name], count)
     return found
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Name a target by its weights: a fine-tuned one has the tokenizer of its origin."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        weight = tensors[name].flatten()
+        digest.update(name.encode() + weight[:: max(1, len(weight) // 512)].numpy().tobytes())
+    return digest.hexdigest()
 
 
 def read_log(run: Path) -> list[dict[str, object]]:

@@ -244,7 +244,7 @@ class Trainer:
                 Teacher(batch.teacher, batch.log_normalizer, self._head),
                 batch.teacher_positions,
             )
-        (loss / total).backward()
+        torch.autograd.backward(loss / total)
         return float(loss.detach())
 
     @torch.no_grad()

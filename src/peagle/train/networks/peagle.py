@@ -112,7 +112,7 @@ class PEagleTraining(Trunk):
                 residual = further(residual, turns, batch.asking, batch.supervised)
             else:
                 residual = further(residual, turns, batch.whole)
-        out = self.norm(residual)
+        out: torch.Tensor = self.norm(residual)
         if not self.has_markov:
             return out
         # Depth 0 takes the token before it as its input already.

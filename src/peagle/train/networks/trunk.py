@@ -96,7 +96,9 @@ class Attention(nn.Module):
         lengths = [document.rows for document in documents]
         pieces = [
             F.scaled_dot_product_attention(
-                *(part.transpose(0, 1).unsqueeze(0) for part in (q, k, v)),
+                q.transpose(0, 1).unsqueeze(0),
+                k.transpose(0, 1).unsqueeze(0),
+                v.transpose(0, 1).unsqueeze(0),
                 attn_mask=document.visible,
                 enable_gqa=True,
             )[0].transpose(0, 1)
