@@ -8,18 +8,16 @@ highest acceptance length, all answers and those of varied text counting alike.
 """
 
 import argparse
-import gzip
 import hashlib
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from build_corpus import CORPUS, SELF_CHAT
 
 from peagle.draft.corpus import Corpus
 from peagle.draft.lookup import Lookup
@@ -27,7 +25,12 @@ from peagle.draft.mixture import SHIPPED_PRIOR, MixturePrior
 from peagle.draft.proposer import Proposer
 from peagle.draft.replay import replay
 from peagle.spec import ParallelDraftingSpec
-from peagle.train.split import RULE, Conversation, held_out
+from peagle.train.conversations import Conversation, read_conversations
+from peagle.train.split import RULE, held_out
+
+REPOSITORY = Path(__file__).parents[1]
+SELF_CHAT = REPOSITORY / "data" / "smollm2-self-chat.jsonl.gz"
+CORPUS = REPOSITORY / "src" / "peagle" / "catalog" / "corpora" / "smollm2-135m-instruct.safetensors"
 
 LONGEST_MATCH = 32
 # Until a drafter network is fitted along: its weights at depths 1, 2 and deeper as first measured,
@@ -61,13 +64,13 @@ class Positions:
     weight: torch.Tensor
 
 
-def read_positions(conversations: list[dict[str, Any]], corpus: Corpus) -> Positions:
+def read_positions(conversations: list[Conversation], corpus: Corpus) -> Positions:
     matches, right, probability, order, categories = [], [], [], [], []
     for conversation in conversations:
-        text = [*conversation["prompt_token_ids"], conversation["response_token_ids"][0]]
+        text = [*conversation.prompt, conversation.response[0]]
         lookup = Lookup(text, LONGEST_MATCH)
         ranges = corpus.ranges(text)
-        for token in conversation["response_token_ids"][1:]:
+        for token in conversation.response[1:]:
             both = np.zeros((2, LONGEST_MATCH + 1), dtype=np.float32)
             for position, length in lookup.matches.items():
                 if position < len(text):
@@ -77,7 +80,7 @@ def read_positions(conversations: list[dict[str, Any]], corpus: Corpus) -> Posit
             right.append(both[1])
             probability.append(corpus.successors(ranges).get(token, 0.0))
             order.append(len(ranges))
-            categories.append(conversation["category"])
+            categories.append(conversation.category)
             text.append(token)
             lookup.extend([token])
             ranges = corpus.follow(ranges, token)
@@ -123,23 +126,21 @@ def rounded(numbers: torch.Tensor) -> list[float]:
 
 
 def acceptance(
-    conversations: list[dict[str, Any]], corpus: Corpus, prior: MixturePrior
+    conversations: list[Conversation], corpus: Corpus, prior: MixturePrior
 ) -> dict[str, float]:
     """Acceptance length of each category, and of varied answers, under the default tree."""
     written: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     for each in conversations:
-        answer = each["response_token_ids"]
-        proposer = Proposer(
-            each["prompt_token_ids"], spec=ParallelDraftingSpec(), corpus=corpus, prior=prior
-        )
+        answer = each.response
+        proposer = Proposer(each.prompt, spec=ParallelDraftingSpec(), corpus=corpus, prior=prior)
         passes = replay(proposer, answer)
-        for group in (each["category"], "varied")[: 1 + is_varied(answer)]:
+        for group in (each.category, "varied")[: 1 + is_varied(answer)]:
             written[group][0] += len(answer) - 1
             written[group][1] += passes
     return {group: tokens / passes for group, (tokens, passes) in sorted(written.items())}
 
 
-def is_varied(answer: list[int]) -> bool:
+def is_varied(answer: Sequence[int]) -> bool:
     """Small models loop, and loops flatter every figure."""
     bigrams = list(pairwise(answer))
     return len(set(bigrams)) > 0.6 * len(bigrams)
@@ -163,13 +164,14 @@ def main() -> None:
     parser.add_argument("output", type=Path, nargs="?", default=SHIPPED_PRIOR)
     told = parser.parse_args()
 
-    source = told.input.read_bytes()
-    everything = [json.loads(line) for line in gzip.decompress(source).splitlines()]
-    out = held_out(
-        [Conversation(each["prompt_token_ids"], each["response_token_ids"]) for each in everything]
-    )
-    conversations = [each for each, held in zip(everything, out, strict=True) if held]
     corpus = Corpus.load(told.corpus)
+    source = read_conversations(
+        told.input,
+        vocab_size=corpus.description.vocab_size,
+        tokenizer_fingerprint=corpus.description.tokenizer_fingerprint or "",
+    )
+    out = held_out(source.conversations)
+    conversations = [each for each, held in zip(source.conversations, out, strict=True) if held]
     at = read_positions(conversations, corpus)
     by_length, by_order, loss = fit(at)
 
@@ -187,7 +189,7 @@ def main() -> None:
     _, factor, prior, figures = best
     provenance = {
         "fitted_on": f"what this rule holds out: {RULE}",
-        "source_sha256": hashlib.sha256(source).hexdigest(),
+        "source_sha256": source.sha256,
         "corpus_sha256": hashlib.sha256(told.corpus.read_bytes()).hexdigest(),
         "conversations": len(conversations),
         "positions": len(at.weight),

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from peagle import LLM, SamplingParams
-from peagle.draft.peagle.untrained import random_drafter
+from peagle.draft.untrained import random_drafter
 from peagle.evaluate.machine import describe_machine
 from peagle.evaluate.oracle import OracleProposer
 from peagle.evaluate.plain import PlainDecoder
@@ -33,6 +33,7 @@ TREE = {"adaptive": False}
 DRAFTS = {
     "none": {"method": "none"},
     "random P-EAGLE": {"method": "peagle", "lookup": False, "corpus": False, **TREE},
+    "random EAGLE-3": {"method": "eagle3", "lookup": False, "corpus": False, **TREE},
     "lookup + corpus": {"method": "lookup", **TREE},
     "all": {"method": "peagle", **TREE},
     "oracle": {"method": "lookup", **TREE},
@@ -96,7 +97,10 @@ def main() -> None:
         bar = progress.add_task("Lossless matrix", total=steps)
         for dtype in arguments.dtypes:
             llm = LLM(arguments.model, dtype=dtype)
-            llm.engine.drafter = random_drafter(llm.target, layers=2, draft_vocab_size=6000)
+            networks = {
+                method: random_drafter(llm.target, method=method, draft_vocab_size=6000)
+                for method in ("peagle", "eagle3")
+            }
             written: dict[str, list[list[int]]] = {sampling: [] for sampling in SAMPLINGS}
             for prompt, limit in zip(workload, limits, strict=True):
                 decoder = PlainDecoder(llm, llm.encode(prompt.messages), limit)
@@ -107,7 +111,8 @@ def main() -> None:
             for sampling, settings in SAMPLINGS.items():
                 params = [SamplingParams(max_tokens=limit, **settings) for limit in limits]
                 plain = written[sampling]
-                for drafts in DRAFTS:
+                for drafts, block in DRAFTS.items():
+                    llm.engine.drafter = networks.get(block["method"])
                     answers = differing = passes = emitted = tokens = 0
                     for batch in batches:
                         found, batch_passes, batch_emitted = answers_of(

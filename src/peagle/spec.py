@@ -17,14 +17,15 @@ from pydantic import (
 from peagle.errors import InvalidRequestError
 from peagle.validation import request_error
 
-Method = Literal["peagle", "lookup", "none"]
+NetworkMethod = Literal["peagle", "eagle3"]
+Method = NetworkMethod | Literal["lookup", "none"]
 
 MAX_TREE_NODES: Final = 255
 MAX_DEPTH: Final = 32
 """Most draft tokens on a path, and so most levels that a network can be asked for."""
 
 _ALLOWED: Final = {
-    "method": '"peagle", "lookup" or "none"',
+    "method": '"peagle", "eagle3", "lookup" or "none"',
     "num_parallel_trees": "a whole number from 1 to 64",
     "prediction_depth": f"a whole number from 1 to {MAX_DEPTH}",
     "max_tree_nodes": f"a whole number from 1 to {MAX_TREE_NODES}",
@@ -40,9 +41,11 @@ class ParallelDraftingSpec(BaseModel):
     What is not set keeps the model's default; `model_dump` and `model_dump_json` leave it out.
 
     Attributes:
-        method: `peagle` drafts with the model's P-EAGLE network and the text sources, `lookup`
-            with the text sources alone, `none` turns speculation off. Unset: the model's own.
-        num_parallel_trees: Most distinct first tokens, each the root of a branch.
+        method: `peagle` and `eagle3` draft with the model's network of that kind and the text
+            sources, `lookup` with the text sources alone, `none` turns speculation off. Unset: the
+            model's own, which is that of its drafter if it has one.
+        num_parallel_trees: Most distinct first tokens, each the root of a branch; for EAGLE-3 also
+            most branches that it continues from one level to the next.
         prediction_depth: Levels that the network predicts; branches of text may go deeper.
         max_tree_nodes: Most draft tokens verified in one target pass.
         lookup: Draft from what followed the last tokens earlier in the request.

@@ -12,7 +12,8 @@ from safetensors.numpy import load_file, save_file
 from peagle.draft.corpus import ORDER, Corpus
 from peagle.draft.corpus_build import SMOOTHING, build_corpus, until_it_repeats
 from peagle.errors import CheckpointError
-from peagle.train.split import Conversation, held_out
+from peagle.train.conversations import Conversation
+from peagle.train.split import held_out
 from tests.draft.conftest import SHIPPED_CORPUS
 
 VOCABULARY = 40
@@ -150,7 +151,7 @@ def test_unusable_files_are_named_with_a_remedy(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="no usable corpus") as raised:
             Corpus.load(path)
         assert str(path) in raised.value.problem
-        assert "build_corpus" in raised.value.remedy
+        assert "peagle corpus build" in raised.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -67,14 +67,6 @@ def test_network_alone_gives_the_most_probable_paths_of_its_marginals(
     assert set(tree.sources) == {Source.NETWORK}
 
 
-def test_network_is_asked_for_no_more_levels_than_the_request_wants(
-    shipped_prior: MixturePrior,
-) -> None:
-    spec = ParallelDraftingSpec(prediction_depth=2, max_tree_nodes=40, lookup=False, corpus=False)
-    tree = Proposer([1], spec=spec, corpus=None, prior=shipped_prior).propose(a_network())
-    assert max(tree.depths) == 2
-
-
 def test_conditional_network_sees_the_path_of_the_branch(shipped_prior: MixturePrior) -> None:
     class Counting:
         levels = 3

@@ -2,15 +2,18 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from peagle import LLM, SamplingParams
 from peagle.draft.distributions import LevelDistributions
-from peagle.draft.peagle.untrained import random_drafter
+from peagle.draft.network.drafter import DraftLimits
+from peagle.draft.network.state import DrafterState
 from peagle.draft.proposer import Proposer
 from peagle.draft.tree import CandidateTree
+from peagle.draft.untrained import random_drafter
 from peagle.engine.engine import Engine
 from peagle.errors import InvalidRequestError, OutOfMemoryBudgetError
 from peagle.model.kv_cache import KVCache
@@ -163,3 +166,40 @@ def test_adaptive_trees_of_all_answers_fit_in_one_pass(
     assert together
     assert all(sum(rows) <= smollm2.target.rows_per_pass for rows in steps)
     assert max(map(sum, together)) > 8, "no drafts were verified beside others"
+
+
+@pytest.mark.parametrize(("method", "passes"), [("peagle", [7, 5]), ("eagle3", [18, 15])])
+def test_a_network_is_asked_within_the_limits_of_each_answer(
+    smollm2: LLM, monkeypatch: pytest.MonkeyPatch, method: Any, passes: list[int]
+) -> None:
+    """Its depth, also near the end of the answer; a chain, so that all levels are worth asking."""
+    drafter = random_drafter(smollm2.target, method=method, layers=1, draft_vocab_size=300)
+    asked: list[list[DraftLimits]] = []
+    draft = type(drafter).draft
+
+    def recorded(
+        states: Sequence[DrafterState], limits: Sequence[DraftLimits]
+    ) -> list[LevelDistributions]:
+        asked.append(list(limits))
+        return draft(drafter, states, limits)
+
+    monkeypatch.setattr(drafter, "draft", recorded)
+    monkeypatch.setattr(smollm2.engine, "drafter", drafter)
+    block = {"method": method, "lookup": False, "corpus": False, "num_parallel_trees": 1}
+    generations = [
+        smollm2.stream(
+            "Name a fish.",
+            SamplingParams(max_tokens=tokens, ignore_eos=True),
+            parallel_drafting_spec={**block, "prediction_depth": depth},
+        )
+        for depth, tokens in ((3, 9), (7, 7))
+    ]
+    while not all(generation.finished for generation in generations):
+        smollm2.step()
+    # Nothing is accepted, so each step writes one token and leaves room for one draft token less.
+    depths = [[limit.depth for limit in limits] for limits in asked]
+    assert depths == [[3, 5], [3, 4], [3, 3], [3, 2], [3, 1], [2], [1]]
+    assert asked[0] == [DraftLimits(3, 15, 1), DraftLimits(5, 15, 1)]
+    statistics = [generation.result.statistics for generation in generations]
+    assert [one.target_passes for one in statistics] == [8, 6]
+    assert [one.draft_passes for one in statistics] == passes

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from peagle import LLM, SamplingParams
-from peagle.draft.peagle.untrained import random_drafter
+from peagle.draft.untrained import random_drafter
 from peagle.engine.choice import TokenChooser
 from peagle.evaluate.oracle import OracleProposer
 from peagle.evaluate.plain import PlainDecoder
@@ -111,6 +111,27 @@ def test_every_kind_of_drafts_gives_the_tokens_of_plain_decoding(
         assert statistics.accepted_depths[1] > 0
     if drafts in ("random network", "all sources", "adaptive"):
         assert statistics.draft_passes > 0
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_eagle3_drafts_give_the_tokens_of_plain_decoding(
+    llm: LLM, sampling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = random_drafter(llm.target, method="eagle3", layers=1, draft_vocab_size=6000)
+    monkeypatch.setattr(llm.engine, "drafter", network)
+    params = SamplingParams(max_tokens=LENGTH, **SAMPLINGS[sampling])
+    prompts = PROMPTS[:3] if llm.target.dtype == torch.bfloat16 else PROMPTS[:2]
+    expected = [plainly(llm, prompt, params) for prompt in prompts]
+    alone = {"method": "eagle3", "lookup": False, "corpus": False, **TREE}
+    for spec in (alone, {"method": "eagle3"}):
+        together = drafted(llm, prompts, params, spec)
+        assert [result.token_ids for result in together] == expected
+        assert {result.method for result in together} == {"eagle3"}
+    statistics = [result.statistics for result in together]
+    for one in statistics:
+        assert one.target_passes <= one.draft_passes <= 7 * one.target_passes
+    assert sum(one.accepted_tokens for one in statistics) > 5
+    assert network.cache.used_bytes == 0
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from peagle import LLM, ParallelDraftingSpec, PeagleError, SamplingParams
+from peagle.draft.storage import save_drafter
+from peagle.draft.untrained import random_drafter, random_tensors
 from peagle.engine.sequence import Origin
 from peagle.errors import InvalidRequestError, ModelNotFoundError, OutOfMemoryBudgetError
 from tests.conftest import MODEL
@@ -150,6 +152,29 @@ def test_peagle_without_a_drafter_is_refused_not_replaced(
     monkeypatch.setattr(smollm2.engine, "drafter", None)
     with pytest.raises(InvalidRequestError, match='"peagle", but smollm2-135m-instruct has no'):
         smollm2.generate("Say hello.", SHORT, parallel_drafting_spec={"method": "peagle"})
+
+
+@pytest.mark.parametrize(("own", "other"), [("eagle3", "peagle"), ("peagle", "eagle3")])
+def test_the_drafter_decides_the_method(smollm2: LLM, tmp_path: Path, own: Any, other: str) -> None:
+    network = random_drafter(
+        smollm2.target,
+        method=own,
+        layers=1,
+        draft_vocab_size=100,
+        fingerprint=smollm2.tokenizer.fingerprint(),
+    ).network
+    file = tmp_path / "mine.safetensors"
+    save_drafter(file, network.config, random_tensors(network.config, 0))
+    llm = LLM(MODEL, drafter=file)
+    assert llm.spec.method == own
+    assert llm.generate("Say hello.", SHORT)[0].method == own
+    lookup = llm.generate("Say hello.", SHORT, parallel_drafting_spec={"method": "lookup"})[0]
+    assert lookup.statistics.draft_passes == 0
+    message = f'method is "{other}", but the drafter mine is for "{own}"'
+    with pytest.raises(InvalidRequestError, match=message):
+        llm.generate("Say hello.", SHORT, parallel_drafting_spec={"method": other})
+    with pytest.raises(InvalidRequestError, match=message):
+        LLM(MODEL, drafter=file, parallel_drafting_spec={"method": other})
 
 
 def test_a_spec_with_a_mistake_is_refused(smollm2: LLM) -> None:

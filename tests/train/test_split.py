@@ -2,7 +2,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peagle.train.split import SHARED_RUN, Conversation, documents, held_out
+from peagle.train.conversations import Conversation
+from peagle.train.split import SHARED_RUN, documents, held_out
 
 HEADER = list(range(1000, 1040))
 

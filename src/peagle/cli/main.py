@@ -6,10 +6,13 @@ import sys
 import typer
 
 from peagle.cli.chat import chat
+from peagle.cli.corpus import corpus
 from peagle.cli.demo import demo
 from peagle.cli.doctor import doctor
 from peagle.cli.generate import generate
 from peagle.cli.models import models, pull
+from peagle.cli.synth import synth
+from peagle.cli.train import train
 from peagle.errors import PeagleError
 
 _USAGE_ERROR = 2
@@ -22,8 +25,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, chat, models, pull, doctor, demo):
+for command in (generate, chat, models, pull, doctor, demo, synth, train):
     app.command()(command)
+app.add_typer(corpus, name="corpus")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from peagle.errors import InvalidRequestError
 from peagle.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -23,6 +24,15 @@ ModelOption = Annotated[
         help="A name from `peagle models`, hf:ORGANISATION/NAME, a GGUF file or a folder."
     ),
 ]
+TemperatureOption = Annotated[
+    float, typer.Option(help="0 takes the most probable token; higher is more varied.")
+]
+TopPOption = Annotated[
+    float, typer.Option(help="Draw from the most probable tokens that reach this share.")
+]
+NoSpeculationOption = Annotated[
+    bool, typer.Option("--no-speculation", help="Write one token per pass, without drafts.")
+]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 
@@ -34,6 +44,10 @@ class ModelOptions:
     drafter: Annotated[
         Path | None, typer.Option(help="A P-EAGLE drafter file instead of the model's own.")
     ] = None
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="A file of `peagle corpus build` instead of the model's own."),
+    ] = None
     spec: Annotated[
         str | None,
         typer.Option(
@@ -44,24 +58,38 @@ class ModelOptions:
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto"
     device: DeviceOption = "auto"
 
-    def load(self, *, speculate: bool) -> "LLM":
+    def load(self, *, speculate: bool, max_concurrent: int | None = None) -> "LLM":
         """Load the model.
+
+        Args:
+            speculate: Whether answers are drafted.
+            max_concurrent: Most answers that run at once; None for the usual number.
 
         Raises:
             PeagleError: An option is impossible, or the model cannot be loaded.
         """
+        from peagle.engine.engine import DEFAULT_MAX_CONCURRENT
         from peagle.llm import LLM
         from peagle.spec import ParallelDraftingSpec
 
         # Read first, so that a typing error in the specification does not wait for the weights.
         spec = ParallelDraftingSpec.parse(self.spec)
+        drafts = speculate and spec.method != "none"
+        if self.corpus is not None and not (drafts and spec.corpus):
+            raise InvalidRequestError(
+                "--corpus is given, but the other options turn the corpus off.",
+                remedy="Leave --corpus out, or let --spec and --no-speculation keep it.",
+                field="corpus",
+            )
         return LLM(
             self.model,
             self.drafter,
             spec,
             parallel_drafting=speculate,
+            corpus=self.corpus,
             dtype=self.dtype,
             device=self.device,
+            max_concurrent=max_concurrent or DEFAULT_MAX_CONCURRENT,
         )
 
 
@@ -76,16 +104,10 @@ class AnswerOptions(ModelOptions):
             show_default=f"{DEFAULT_MAX_TOKENS}, or what the context leaves",
         ),
     ] = None
-    temperature: Annotated[
-        float, typer.Option(help="0 takes the most probable token; higher is more varied.")
-    ] = 0.0
-    top_p: Annotated[
-        float, typer.Option(help="Draw from the most probable tokens that reach this share.")
-    ] = 1.0
+    temperature: TemperatureOption = 0.0
+    top_p: TopPOption = 1.0
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None
-    no_speculation: Annotated[
-        bool, typer.Option("--no-speculation", help="Write one token per pass, without drafts.")
-    ] = False
+    no_speculation: NoSpeculationOption = False
     stats: Annotated[bool, typer.Option("--stats", help="Show what speculation did.")] = False
 
     def params(self) -> SamplingParams:

@@ -113,13 +113,19 @@ class Corpus:
         path.write_bytes(save(self._tables, metadata=metadata))
 
     @classmethod
-    def load(cls, path: Path, tokenizer_fingerprint: str | None = None) -> Self:
+    def load(
+        cls,
+        path: Path,
+        tokenizer_fingerprint: str | None = None,
+        vocab_size: int | None = None,
+    ) -> Self:
         """Map a corpus file into memory.
 
         Args:
             path: The file.
             tokenizer_fingerprint: The target's; a corpus of another tokenizer is refused where
                 both are known.
+            vocab_size: Rows of the target's embedding; a corpus with larger ids is refused.
 
         Raises:
             CheckpointError: The file is missing, damaged, no corpus, or of another tokenizer.
@@ -136,19 +142,26 @@ class Corpus:
         except FileNotFoundError:
             raise CheckpointError(
                 f"There is no corpus at {path}.",
-                remedy="Give the path of a file that scripts/build_corpus.py wrote.",
+                remedy="Give the path of a file that `peagle corpus build` wrote.",
                 field="corpus",
             ) from None
         except (OSError, SafetensorError, ValueError) as error:
             raise CheckpointError(
                 f"{path} is no usable corpus: {' '.join(str(error).split())}.",
-                remedy="Fetch the file again, or build it anew with scripts/build_corpus.py.",
+                remedy="Fetch the file again, or build it anew with `peagle corpus build`.",
                 field="corpus",
             ) from None
         known = description.tokenizer_fingerprint
         if tokenizer_fingerprint and known and known != tokenizer_fingerprint:
             raise CheckpointError(
                 f"{path} was made with tokenizer {known}, the target has {tokenizer_fingerprint}.",
+                remedy="Use the corpus of this target, or turn the corpus off.",
+                field="corpus",
+            )
+        if vocab_size is not None and description.vocab_size > vocab_size:
+            raise CheckpointError(
+                f"{path} has token ids up to {description.vocab_size - 1}, the target's "
+                f"vocabulary ends at {vocab_size - 1}.",
                 remedy="Use the corpus of this target, or turn the corpus off.",
                 field="corpus",
             )

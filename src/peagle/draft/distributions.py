@@ -19,7 +19,8 @@ class LevelDistributions(Protocol):
         """Predict the token at `depth` (1 is the first) after the draft tokens of `path`.
 
         Returns:
-            Token ids of the target's vocabulary and their probabilities, falling.
+            Token ids of the target's vocabulary and their probabilities, falling; none where the
+            network was not asked about this path.
         """
         ...
 

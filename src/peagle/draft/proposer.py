@@ -54,7 +54,8 @@ class Proposer:
         """Choose the draft tokens to verify next.
 
         Args:
-            network: The drafter network's predictions for this request, where it ran.
+            network: The drafter network's predictions for this request, where it ran; no more
+                levels of them than the request allows.
             depth_limit: Most draft tokens on a path, where fewer tokens may still be written.
             node_limit: Most nodes, where the engine grants fewer than the request allows.
 
@@ -117,8 +118,7 @@ class _Branch:
             {} if lookup is None else lookup.evidence(self._matches, mixture.prior.lookup_evidence)
         )
         followed = {} if corpus is None else corpus.successors(self._ranges)
-        # The network may have predicted more levels than this request asked for, for others.
-        if network is None or depth > min(network.levels, proposer.spec.prediction_depth):
+        if network is None or depth > network.levels:
             return mixture.children(evidence, followed, len(self._ranges))
         return mixture.children(
             evidence,

@@ -9,8 +9,8 @@ from typing import Final
 
 from torch import Tensor
 
-from peagle.draft.distributions import NetworkDistributions
-from peagle.draft.peagle.drafter import PEagleDrafter
+from peagle.draft.distributions import LevelDistributions
+from peagle.draft.network.drafter import Drafter, DraftLimits
 from peagle.draft.tree import CandidateTree
 from peagle.engine.sequence import Sequence
 from peagle.engine.verification import verify
@@ -38,12 +38,12 @@ class StepSeconds:
 
 
 class Engine:
-    """Runs answers together, one drafter pass and one target step at a time.
+    """Runs answers together, one round of drafting and one target step at a time.
 
     Args:
         target: The model that writes.
         kv_cache: Where the running answers' keys and values are kept.
-        drafter: The P-EAGLE network, if the model has one.
+        drafter: The drafter network, if the model has one.
         max_concurrent: Most answers that run at once; others wait.
     """
 
@@ -51,7 +51,7 @@ class Engine:
         self,
         target: TargetModel,
         kv_cache: KVCache,
-        drafter: PEagleDrafter | None = None,
+        drafter: Drafter | None = None,
         max_concurrent: int = DEFAULT_MAX_CONCURRENT,
     ) -> None:
         self.target = target
@@ -153,9 +153,10 @@ class Engine:
                 sequence.drafter = drafter.open(sequence.positions)
             self.running.append(sequence)
 
-    def _drafter_of(self, sequence: Sequence) -> PEagleDrafter | None:
+    def _drafter_of(self, sequence: Sequence) -> Drafter | None:
         """The network, if it drafts for this answer."""
-        return self.drafter if sequence.spec.method == "peagle" else None
+        drafter = self.drafter
+        return drafter if drafter is not None and sequence.spec.method == drafter.method else None
 
     def _close(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -180,7 +181,7 @@ class Engine:
         return rows
 
     def _draft(self, writing: SequenceOf[Sequence]) -> None:
-        """Arrange the candidate tree of each answer, from one drafter pass over all of them."""
+        """Arrange the candidate tree of each answer; the network drafts for all of them at once."""
         # An adaptive tree leaves the others their rows: all trees together fit in one block.
         share = self.target.rows_per_block // max(1, len(writing)) - 1
         drafting: list[tuple[Sequence, int]] = []
@@ -190,7 +191,7 @@ class Engine:
             nodes = min(share, most) if sequence.spec.adaptive else most
             if sequence.proposer is not None and nodes > 0 and sequence.depth_limit > 0:
                 drafting.append((sequence, nodes))
-        networks = self._networks([sequence for sequence, _ in drafting])
+        networks = self._networks(drafting)
         for (sequence, nodes), network in zip(drafting, networks, strict=True):
             assert sequence.proposer is not None
             sequence.tree = sequence.proposer.propose(
@@ -199,18 +200,28 @@ class Engine:
                 node_limit=nodes,
             )
 
-    def _networks(self, drafting: SequenceOf[Sequence]) -> list[NetworkDistributions | None]:
-        """Ask the network about each of the answers; None for those it does not draft for."""
-        states, depth = [], 0
-        for sequence in drafting:
+    def _networks(
+        self, drafting: SequenceOf[tuple[Sequence, int]]
+    ) -> list[LevelDistributions | None]:
+        """Ask the network about each of the answers; None for those it does not draft for.
+
+        Args:
+            drafting: Answers, each with the nodes that its tree may have.
+        """
+        states, limits = [], []
+        for sequence, nodes in drafting:
             if sequence.drafter is not None:
+                spec = sequence.spec
+                depth = min(spec.prediction_depth, sequence.depth_limit)
                 states.append(sequence.drafter)
-                depth = max(depth, sequence.spec.prediction_depth)
-                sequence.statistics.draft_passes += 1
+                limits.append(DraftLimits(depth, nodes, spec.num_parallel_trees))
         if not states or self.drafter is None:
             return [None] * len(drafting)
-        predicted = iter(self.drafter.draft(states, depth))
-        return [None if sequence.drafter is None else next(predicted) for sequence in drafting]
+        predicted = iter(self.drafter.draft(states, limits))
+        for sequence, _ in drafting:
+            if sequence.drafter is not None:
+                sequence.statistics.draft_passes = sequence.drafter.passes
+        return [None if one.drafter is None else next(predicted) for one, _ in drafting]
 
 
 def _too_long(positions: int, cache: KVCache, what: str) -> OutOfMemoryBudgetError:

@@ -6,7 +6,7 @@ from enum import Enum
 
 import torch
 
-from peagle.draft.peagle.drafter import DrafterState
+from peagle.draft.network.state import DrafterState
 from peagle.draft.proposer import Proposer
 from peagle.draft.tree import CandidateTree, Source
 from peagle.engine.choice import TokenChooser

@@ -12,7 +12,8 @@ class SpeculationStatistics:
     Attributes:
         target_passes: Steps in which the target verified drafts or wrote a token. A step over
             more rows than one pass takes counts once.
-        draft_passes: Passes of the drafter network.
+        draft_passes: Passes of the drafter network that predicted tokens for the answer: one a step
+            for P-EAGLE, one a level for EAGLE-3. Passes shared with other answers count in full.
         drafted_tokens: Nodes of all candidate trees.
         accepted_tokens: Of these, tokens that the target chose too.
         emitted_tokens: Tokens written by these steps: all but the answer's first.

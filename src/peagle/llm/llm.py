@@ -11,10 +11,10 @@ import psutil
 
 from peagle.catalog import resolve
 from peagle.draft.corpus import Corpus
+from peagle.draft.loading import open_drafter
 from peagle.draft.mixture import MixturePrior
-from peagle.draft.peagle.loading import open_drafter
-from peagle.draft.peagle.storage import read_config
 from peagle.draft.proposer import Proposer
+from peagle.draft.storage import read_config
 from peagle.engine.choice import TokenChooser
 from peagle.engine.engine import DEFAULT_MAX_CONCURRENT, Engine
 from peagle.engine.sequence import Sequence as EngineSequence
@@ -23,10 +23,11 @@ from peagle.errors import InvalidRequestError
 from peagle.llm.generation import Generation
 from peagle.llm.prompt import Prompt, PromptReader, as_prompts
 from peagle.llm.result import Result
+from peagle.model.chat_template import ChatTemplate
 from peagle.model.detokenizer import Detokenizer
 from peagle.model.loading import load_target
 from peagle.sampling_params import SamplingParams
-from peagle.spec import ParallelDraftingSpec
+from peagle.spec import Method, ParallelDraftingSpec
 
 _LARGEST_DEFAULT_CACHE: Final = 4 << 30
 _SEED_BITS: Final = 63
@@ -39,9 +40,10 @@ class LLM:
 
     Args:
         model: A name of the catalog, `hf:ORGANISATION/NAME`, `pypi:…`, a GGUF file or a folder.
-        drafter: A P-EAGLE drafter file; None takes the catalog's.
+        drafter: A P-EAGLE or EAGLE-3 drafter file; None takes the catalog's.
         parallel_drafting_spec: How drafts are made; what is not set keeps the model's default.
         parallel_drafting: False turns speculation off.
+        corpus: A file that `peagle corpus build` wrote; None takes the catalog's.
         dtype: `auto`, `bfloat16` or `float32`.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         kv_cache_bytes: Memory for keys and values; None takes a quarter of what is free, at most
@@ -64,6 +66,7 @@ class LLM:
         parallel_drafting_spec: ParallelDraftingSpec | Mapping[str, Any] | str | None = None,
         *,
         parallel_drafting: bool = True,
+        corpus: str | Path | None = None,
         dtype: str = "auto",
         device: str = "auto",
         kv_cache_bytes: int | None = None,
@@ -91,9 +94,14 @@ class LLM:
             self.target.config.vocab_size,
             self.name,
         )
+        table = Path(corpus) if corpus is not None else resolved.corpus
         self._corpus = (
-            Corpus.load(resolved.corpus, tokenizer_fingerprint=self.tokenizer.fingerprint())
-            if resolved.corpus is not None
+            Corpus.load(
+                table,
+                tokenizer_fingerprint=self.tokenizer.fingerprint(),
+                vocab_size=self.target.config.vocab_size,
+            )
+            if table is not None
             else None
         )
         budget = kv_cache_bytes if kv_cache_bytes is not None else _default_cache_bytes()
@@ -104,7 +112,11 @@ class LLM:
         )
         self._prior = MixturePrior.load()
         self.engine = Engine(self.target, self.target.new_cache(budget), network, max_concurrent)
-        self._catalog_spec = resolved.entry.default_spec if resolved.entry else None
+        usual = resolved.entry.default_spec.model_dump() if resolved.entry else {}
+        if drafter is not None:
+            # The catalog's method is that of its own drafter, or of none.
+            usual.pop("method", None)
+        self._catalog_spec = ParallelDraftingSpec.model_validate(usual)
         self._lock = threading.Lock()
         self.spec = ParallelDraftingSpec()
         self.spec = self._effective_spec(told, parallel_drafting=parallel_drafting)
@@ -114,6 +126,11 @@ class LLM:
     def context_length(self) -> int:
         """Most tokens of prompt and answer together."""
         return min(self.target.config.context_length, self.engine.kv_cache.total_positions)
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """How conversations are written for the model; None for a model without a template."""
+        return self._reader.template
 
     def generate(
         self,
@@ -297,18 +314,9 @@ class LLM:
         """
         if not parallel_drafting:
             return ParallelDraftingSpec(method="none")
-        layers = [spec for spec in (self._catalog_spec, self.spec, told) if spec is not None]
+        layers = (self._catalog_spec, self.spec, told)
         fields = {name: value for spec in layers for name, value in spec.model_dump().items()}
-        has_network = self.engine.drafter is not None
-        fields.setdefault("method", "peagle" if has_network else "lookup")
-        if fields["method"] == "peagle" and not has_network:
-            if told.method == "peagle":
-                raise InvalidRequestError(
-                    f'method is "peagle", but {self.name} has no drafter.',
-                    remedy='Give one with drafter (--drafter), or use method "lookup".',
-                    field="method",
-                )
-            fields["method"] = "lookup"
+        fields["method"] = self._method(told.method, fields.get("method"))
         spec = ParallelDraftingSpec.model_construct(_fields_set=set(fields), **fields)
         if spec.method == "lookup" and not spec.lookup and self._corpus is None:
             raise InvalidRequestError(
@@ -317,6 +325,34 @@ class LLM:
                 field="lookup",
             )
         return spec
+
+    def _method(self, told: Method | None, wanted: Method | None) -> Method:
+        """Choose how to draft: as wanted, or else with the drafter if there is one.
+
+        Args:
+            told: The method that the user asks for, if any.
+            wanted: The same, or else what is usual for the model.
+
+        Raises:
+            InvalidRequestError: The user asks for a network that this model does not have.
+        """
+        network = self.engine.drafter
+        own: Method = "lookup" if network is None else network.method
+        if wanted is None or wanted == own or wanted in ("lookup", "none"):
+            return wanted or own
+        if told != wanted:
+            return own
+        if network is None:
+            raise InvalidRequestError(
+                f'method is "{told}", but {self.name} has no drafter.',
+                remedy='Give one with drafter (--drafter), or use method "lookup".',
+                field="method",
+            )
+        raise InvalidRequestError(
+            f'method is "{told}", but the drafter {network.name} is for "{own}".',
+            remedy=f'Use method "{own}", or give a drafter for "{told}" with drafter (--drafter).',
+            field="method",
+        )
 
 
 def _for_each(

@@ -19,6 +19,9 @@ class PromptReader:
         template: A chat template that replaces the model's own.
         vocab_size: Rows of the model's embedding.
         model: What messages call the model.
+
+    Attributes:
+        template: How conversations are written for the model; None for one without a template.
     """
 
     def __init__(
@@ -27,7 +30,7 @@ class PromptReader:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._model = model
-        self._template = _chat_template(tokenizer, template)
+        self.template = _chat_template(tokenizer, template)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Turn a prompt into tokens, as `generate` reads it.
@@ -36,20 +39,20 @@ class PromptReader:
             InvalidRequestError: It is empty, of an unknown form, or holds impossible tokens.
         """
         if isinstance(prompt, str):
-            if self._template is None:
+            if self.template is None:
                 return self._checked(self._tokenizer.encode_prompt(prompt))
             if not prompt:
                 return self._checked([])
             prompt = [{"role": "user", "content": prompt}]
         if isinstance(prompt, Mapping):
             return self._checked(self._plain(prompt))
-        if self._template is None:
+        if self.template is None:
             raise InvalidRequestError(
                 f"{self._model} has no chat template, so it cannot read a conversation.",
                 remedy="Give the prompt as text.",
                 field="messages",
             )
-        return self._checked(self._tokenizer.encode(self._template.render(prompt)))
+        return self._checked(self._tokenizer.encode(self.template.render(prompt)))
 
     def _plain(self, prompt: Mapping[str, Any]) -> list[int]:
         match dict(prompt):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -27,6 +28,21 @@ def silu(gate: torch.Tensor) -> torch.Tensor:
     """
     wide = gate.float()
     return (wide / wide.neg().exp_().add_(1)).to(gate.dtype)
+
+
+class Memory(Protocol):
+    """What a layer needs to know of the rows that its rows attend to."""
+
+    @property
+    def turns(self) -> torch.Tensor:
+        """Rotations of query and key heads, queries scaled."""
+        ...
+
+    def attend(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """Attend with the layer's rows, whose keys and values these are (`LayerMemory.attend`)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +94,7 @@ class Layer:
     down: Linear
 
     def __call__(
-        self, residual: torch.Tensor, config: DecoderConfig, memory: LayerMemory
+        self, residual: torch.Tensor, config: DecoderConfig, memory: Memory
     ) -> torch.Tensor:
         """Run the layer on the residual stream `[rows, hidden]`, giving the one leaving it."""
         entering = rms_norm(residual, self.attention_norm, config.rms_norm_eps)
@@ -89,7 +105,7 @@ class Layer:
         residual: torch.Tensor,
         entering: torch.Tensor,
         config: DecoderConfig,
-        memory: LayerMemory,
+        memory: Memory,
     ) -> torch.Tensor:
         """Run the layer with what enters its attention given.
 

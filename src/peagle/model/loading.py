@@ -55,7 +55,7 @@ def load_target(
     """
     place = choose_device(device)
     kind = choose_dtype(dtype, place)
-    tokenizer = Tokenizer.from_gguf(files) if files.is_file() else Tokenizer.from_folder(files)
+    tokenizer = open_tokenizer(files)
     checkpoint = open_checkpoint(files, kind)
     weight_bytes = _weight_bytes(checkpoint, kind)
     _require_memory(weight_bytes, place)
@@ -63,6 +63,16 @@ def load_target(
         weights = DecoderWeights.prepare(checkpoint.config, checkpoint.tensors(), kind, place)
         model = TargetModel(checkpoint.config, weights, kind, place, taps)
     return LoadedTarget(model, tokenizer, weight_bytes)
+
+
+def open_tokenizer(files: Path) -> Tokenizer:
+    """Open the vocabulary of a GGUF file or a Hugging Face folder.
+
+    Raises:
+        CheckpointError: A file is missing or broken.
+        UnsupportedError: The tokenizer is of an unknown kind.
+    """
+    return Tokenizer.from_gguf(files) if files.is_file() else Tokenizer.from_folder(files)
 
 
 def choose_device(device: str) -> torch.device:

@@ -8,11 +8,12 @@ one document, and a document goes to one side as a whole, by a hash of its text.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+
+from peagle.train.conversations import Conversation
 
 HELD_OUT_FRACTION: Final = 0.03
 SHARED_RUN: Final = 32
@@ -26,14 +27,6 @@ RULE: Final = (
 """The rule in words, as files made from one side of the split record it."""
 
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A prompt and what the target answered, both as token ids of the target's tokenizer."""
-
-    prompt: Sequence[int]
-    response: Sequence[int]
 
 
 def documents(conversations: Sequence[Conversation], shared_run: int = SHARED_RUN) -> list[int]:

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from peagle.draft.peagle.untrained import random_drafter, random_tensors
+from peagle.draft.untrained import random_drafter, random_tensors
 from peagle.errors import OutOfMemoryBudgetError
 from peagle.model.rows import SequenceRows
-from tests.draft.peagle.straight_network import StraightNetwork
-from tests.draft.peagle.tiny_peagle import (
+from tests.draft.straight_network import StraightNetwork
+from tests.draft.tiny_drafter import (
     HIDDEN,
     VOCAB,
     decoder_config,
+    draft,
     ids_of,
     peagle_config,
     probabilities_of,
@@ -44,7 +45,7 @@ def test_every_round_equals_drafting_from_scratch(build, slots):
     for new in [prompt, *(count + 1 for count in accepted)]:
         state.observe(tokens[done : done + new], features[done : done + new])
         done += new
-        [found] = drafter.draft([state], K)
+        [found] = draft(drafter, [state], K)
         assert state.cache.length == done
         assert_drafts(found, straight, tokens[:done], features[:done])
     assert done == len(tokens)
@@ -66,7 +67,7 @@ def test_rounds_of_every_depth_of_network_equal_drafting_from_scratch(
     for new in (61, 1, 7, 4):
         state.observe(tokens[done : done + new], features[done : done + new])
         done += new
-        [found] = drafter.draft([state], K)
+        [found] = draft(drafter, [state], K)
         assert_drafts(found, straight, tokens[:done], features[:done])
 
 
@@ -77,12 +78,12 @@ def test_slots_wait_for_rounds_in_which_the_network_runs(build, slots):
     for first, last in [(0, 20), (20, 21), (21, 25), (25, 32), (32, 33)]:
         state.observe(tokens[first:last], features[first:last])
     assert (state.waiting, state.cache.length) == (33, 0)
-    [found] = drafter.draft([state], K)
+    [found] = draft(drafter, [state], K)
     assert (state.waiting, state.cache.length) == (0, 33)
     assert_drafts(found, straight, tokens[:33], features[:33])
     state.observe(tokens[33:40], features[33:40])
     state.observe(tokens[40:41], features[40:41])
-    [found] = drafter.draft([state], K)
+    [found] = draft(drafter, [state], K)
     assert_drafts(found, straight, tokens[:41], features[:41])
 
 
@@ -92,7 +93,7 @@ def test_observed_features_are_a_copy(build, slots):
     state, written_over = drafter.open(64), features.clone()
     state.observe(tokens, written_over)
     written_over.zero_()
-    [found] = drafter.draft([state], K)
+    [found] = draft(drafter, [state], K)
     assert_drafts(found, straight, tokens, features)
 
 
@@ -109,9 +110,9 @@ def test_sequences_of_a_batch_draft_as_each_alone(build, slots):
             for state in (together[index], alone[index]):
                 state.observe(tokens[span], features[span])
             done[index] += new[index]
-        batch = drafter.draft(together, K)
+        batch = draft(drafter, together, K)
         for index, found in enumerate(batch):
-            [single] = drafter.draft([alone[index]], K)
+            [single] = draft(drafter, [alone[index]], K)
             assert np.array_equal(ids_of(found), ids_of(single))
             assert np.abs(probabilities_of(found) - probabilities_of(single)).max() < 1e-5
             tokens, features = texts[index]
@@ -128,7 +129,7 @@ def test_prefill_in_chunks_drafts_the_same(build, slots):
         assert chunked.waiting <= drafter.rows_per_pass
     assert chunked.cache.length >= 230 - drafter.rows_per_pass
     state.observe(tokens, features)
-    whole, in_chunks = drafter.draft([state, chunked], K)
+    whole, in_chunks = draft(drafter, [state, chunked], K)
     assert_drafts(whole, straight, tokens, features)
     assert_drafts(in_chunks, straight, tokens, features)
 
@@ -145,7 +146,7 @@ def test_memory_of_a_step_does_not_grow_with_the_prompt(build, slots, monkeypatc
     monkeypatch.setattr(planner, "plan", noted)
     state = drafter.open(256)
     state.observe(*slots(230))
-    drafter.draft([state], K)
+    draft(drafter, [state], K)
     assert sum(rows) == 230 + K - 1
     assert max(rows) <= drafter.rows_per_pass + K - 1
 
@@ -156,7 +157,7 @@ def test_mask_slots_see_the_prompt(build, slots):
     tokens, features = slots(50)
     state = drafter.open(64)
     state.observe(tokens, features)
-    [found] = drafter.draft([state], K)
+    [found] = draft(drafter, [state], K)
     assert_drafts(found, straight, tokens, features)
     blind = torch.zeros(K, VOCAB, dtype=torch.float64)
     blind[:, straight.target_ids] = straight.logits(tokens[-1:], features[-1:], K - 1).softmax(-1)
@@ -170,10 +171,10 @@ def test_mask_slots_left_in_the_cache_would_change_the_next_round(build, slots):
     tokens, features = slots(24)
     state = drafter.open(64)
     state.observe(tokens[:20], features[:20])
-    rows = state.take(20, K - 1)
-    drafter.network.forward(drafter.cache, [rows]).step.commit([range(20 + K - 1)])
+    rows = state.take(20)
+    drafter.network.forward(drafter.cache, [rows], [K - 1]).step.commit([range(20 + K - 1)])
     state.observe(tokens[20:], features[20:])
-    [stale] = drafter.draft([state], K)
+    [stale] = draft(drafter, [state], K)
     with pytest.raises(AssertionError):
         assert_drafts(stale, straight, tokens, features)
 
@@ -185,8 +186,8 @@ def test_first_token_needs_no_mask_slot(build, slots):
     states = [drafter.open(64), drafter.open(64)]
     for state in states:
         state.observe(tokens, features)
-    [one] = drafter.draft(states[:1], 1)
-    [six] = drafter.draft(states[1:], K)
+    [one] = draft(drafter, states[:1], 1)
+    [six] = draft(drafter, states[1:], K)
     assert ids_of(one).shape == (1, 32)
     assert np.array_equal(ids_of(one)[0], ids_of(six)[0])
     assert np.array_equal(probabilities_of(one)[0], probabilities_of(six)[0])
@@ -201,7 +202,7 @@ def test_drafts_are_target_ids_of_the_draft_vocabulary(build, slots, draft_vocab
     tokens, features = slots(10)
     state = drafter.open(64)
     state.observe(tokens, features)
-    [found] = drafter.draft([state], K)
+    [found] = draft(drafter, [state], K)
     assert ids_of(found).shape == (K, min(draft_vocab_size, 32))
     assert set(ids_of(found).flatten().tolist()) <= kept
     assert (np.diff(probabilities_of(found), axis=1) <= 0).all()
@@ -217,20 +218,20 @@ def test_drafts_end_where_the_drafters_context_ends(build, slots):
     long, short = drafter.open(500), drafter.open(500)
     short.observe(short_tokens[:5], short_features[:5])
     long.observe(tokens[:36], features[:36])
-    found, _ = drafter.draft([long, short], K)
+    found, _ = draft(drafter, [long, short], K)
     assert_drafts(found, straight, tokens[:36], features[:36], depth=5)
     long.observe(tokens[36:40], features[36:40])
-    [found] = drafter.draft([long], K)
+    [found] = draft(drafter, [long], K)
     assert_drafts(found, straight, tokens[:40], features[:40], depth=1)
     for first, last in [(40, 41), (41, 60)]:
         long.observe(tokens[first:last], features[first:last])
         short.observe(short_tokens[-1:], short_features[-1:])
-        nothing, drafts = drafter.draft([long, short], K)
+        nothing, drafts = draft(drafter, [long, short], K)
         assert long.beyond_context
         assert nothing.levels == 0
         assert ids_of(drafts).shape == (K, 32)
         assert long.waiting == 0
-    [nothing] = drafter.draft([long], K)
+    [nothing] = draft(drafter, [long], K)
     assert nothing.levels == 0
 
 
@@ -240,7 +241,7 @@ def test_prompt_longer_than_the_context_is_not_drafted_for(build, slots):
     state = drafter.open(500)
     state.observe(tokens[:30], features[:30])
     state.observe(tokens[30:], features[30:])
-    [nothing] = drafter.draft([state], K)
+    [nothing] = draft(drafter, [state], K)
     assert (nothing.levels, state.waiting, state.cache.length) == (0, 0, 0)
 
 
@@ -249,7 +250,7 @@ def test_drafts_end_where_the_sequence_ends(build, slots):
     tokens, features = slots(62)
     state = drafter.open(64)
     state.observe(tokens, features)
-    [found] = drafter.draft([state], K)
+    [found] = draft(drafter, [state], K)
     assert_drafts(found, straight, tokens, features, depth=3)
 
 
@@ -257,12 +258,12 @@ def test_a_sequence_without_new_slots_cannot_draft(build, slots):
     drafter, _ = build()
     state = drafter.open(64)
     with pytest.raises(ValueError, match="without a new slot"):
-        drafter.draft([state], K)
+        draft(drafter, [state], K)
     tokens, features = slots(4)
     state.observe(tokens, features)
-    drafter.draft([state], K)
+    draft(drafter, [state], K)
     with pytest.raises(ValueError, match="without a new slot"):
-        drafter.draft([state], K)
+        draft(drafter, [state], K)
 
 
 def test_features_of_another_width_or_count_are_refused(build, slots):
@@ -332,7 +333,7 @@ def test_decoding_with_the_target_feeds_the_drafter_its_own_text(llama, make_tar
     decoded = [*prompt, int(output.logits[0][-1].argmax())]
     state.observe(decoded[1:], output.features[0])
     for accepted in rounds:
-        [found] = drafter.draft([state], K)
+        [found] = draft(drafter, [state], K)
         known = len(decoded) - 1
         assert_drafts(
             found, straight, decoded[1:], streams(llama, decoded[:-1], target.taps), tolerance=1e-3

@@ -3,15 +3,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from peagle.draft.peagle.network import SlotRows
+from peagle.draft.network.trunk import SlotRows
 from peagle.model.rows import SequenceRows
-from tests.draft.peagle.tiny_peagle import HIDDEN, TAPS, VOCAB, decoder_config, peagle_config
+from tests.draft.tiny_drafter import HIDDEN, TAPS, VOCAB, decoder_config, peagle_config
 
 
 def all_logits(drafter, tokens, features, masks):
     state = drafter.open(len(tokens) + masks)
     output = drafter.network.forward(
-        drafter.cache, [SlotRows(state.cache, tokens, features, masks)]
+        drafter.cache, [SlotRows(state.cache, tokens, features)], [masks]
     )
     drafter.close(state)
     return drafter.network.logits(output.residual[0])

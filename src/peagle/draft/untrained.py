@@ -1,14 +1,16 @@
-"""P-EAGLE networks before any training: random weights, for tests of everything around them."""
+"""Drafter networks before any training: random weights, for tests of everything around them."""
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from peagle.draft.peagle.config import PEagleConfig
-from peagle.draft.peagle.drafter import PEagleDrafter
-from peagle.draft.peagle.network import PEagleNetwork
-from peagle.draft.peagle.tensors import (
+from peagle.draft.eagle3.config import Eagle3Config
+from peagle.draft.loading import build_drafter
+from peagle.draft.network.config import NetworkConfig
+from peagle.draft.network.drafter import Drafter
+from peagle.draft.network.tensors import (
     DRAFT_TO_TARGET,
     EMBEDDING,
     MASK_EMBEDDING,
@@ -16,12 +18,14 @@ from peagle.draft.peagle.tensors import (
     offsets,
     tensor_shapes,
 )
+from peagle.draft.peagle.config import PEagleConfig
 from peagle.model.target import TargetModel
+from peagle.spec import NetworkMethod
 
 _UNIT_NORMAL = {MASK_HIDDEN, MASK_EMBEDDING, EMBEDDING}
 
 
-def random_tensors(config: PEagleConfig, seed: int) -> dict[str, torch.Tensor]:
+def random_tensors(config: NetworkConfig, seed: int) -> dict[str, torch.Tensor]:
     """Make a network's weights, float32: products keep the size of what they multiply.
 
     The draft vocabulary is drawn from the target's and sorted, as public drafters sort it.
@@ -43,16 +47,18 @@ def random_tensors(config: PEagleConfig, seed: int) -> dict[str, torch.Tensor]:
 def random_drafter(
     target: TargetModel,
     *,
+    method: NetworkMethod = "peagle",
     layers: int = 2,
     draft_vocab_size: int | None = None,
     seed: int = 0,
-    fingerprint: str = "",
+    fingerprint: str | None = None,
     budget: int = 64 << 20,
-) -> PEagleDrafter:
+) -> Drafter:
     """Make an untrained drafter that fits a target.
 
     Args:
         target: The target whose embedding, taps and layer shape it takes.
+        method: What kind of network.
         layers: Its own layers.
         draft_vocab_size: Tokens it can propose; all of the target's if None.
         seed: Which weights.
@@ -60,18 +66,21 @@ def random_drafter(
         budget: Most bytes its KV cache may take.
     """
     vocab = target.config.vocab_size
-    config = PEagleConfig(
-        decoder=replace(target.config, num_layers=layers, tied_embeddings=False),
-        draft_vocab_size=draft_vocab_size or vocab,
-        target_hidden_size=target.config.hidden_size,
-        taps=target.taps,
-        mask_token_id=vocab - 1,
-        tokenizer_fingerprint=fingerprint,
-        target_name="untrained",
-        train_depth=8,
+    shape: dict[str, Any] = {
+        "decoder": replace(target.config, num_layers=layers, tied_embeddings=False),
+        "draft_vocab_size": draft_vocab_size or vocab,
+        "target_hidden_size": target.config.hidden_size,
+        "taps": target.taps,
+        "tokenizer_fingerprint": fingerprint,
+        "target_name": "untrained",
+        "train_depth": 8,
+    }
+    config = (
+        PEagleConfig(**shape, mask_token_id=vocab - 1)
+        if method == "peagle"
+        else Eagle3Config(**shape)
     )
-    network = PEagleNetwork(
-        config, random_tensors(config, seed),
-        embedding=target.weights.embedding, dtype=target.dtype, device=target.device,
+    return build_drafter(
+        config, random_tensors(config, seed), target,
+        budget=budget, name=f"untrained-{layers}-layers",
     )  # fmt: skip
-    return PEagleDrafter(network, budget=budget, name=f"untrained-{layers}-layers")

@@ -1,4 +1,4 @@
-"""P-EAGLE written down once more, straight from the paper, sharing no code with the product.
+"""P-EAGLE and EAGLE-3 written down once more, straight from the papers, sharing no code.
 
 One full sequence at a time, float64, an explicit causal mask, no cache.
 """
@@ -37,23 +37,41 @@ class StraightNetwork:
             seen: Which row (first index) sees which; causal if None.
         """
         config, w = self.config, self.weights
-        decoder, eps, hidden = (
-            config.decoder,
-            config.decoder.rms_norm_eps,
-            config.decoder.hidden_size,
-        )
-        total = len(tokens) + masks
         if config.own_embedding:
-            table = w["embed_tokens.weight"]
-            mask_row = table[config.mask_token_id]
+            mask_row = w["embed_tokens.weight"][config.mask_token_id]
         else:
-            table, mask_row = self.embedding, w["mask_embedding"]
-        e = torch.cat([table[list(tokens)], mask_row.expand(masks, -1)])
+            mask_row = w["mask_embedding"]
+        e = torch.cat([self.embed(tokens), mask_row.expand(masks, -1)])
         g = torch.cat([features.double(), w["mask_hidden"].view(1, -1).expand(masks, -1)])
+        return self.head(self.stream(e, self.fuse(g), seen))
+
+    def embed(self, tokens) -> Tensor:
+        own = self.weights.get("embed_tokens.weight")
+        return (self.embedding if own is None else own)[list(tokens)]
+
+    def fuse(self, g) -> Tensor:
+        """Turn features `[rows, taps * target hidden]` into hidden states."""
+        config, w = self.config, self.weights
+        eps = config.decoder.rms_norm_eps
         if config.norm_before_fc:
             g = rms(g, w["input_norm.weight"], eps)
-        h = g @ w["fc.weight"].T
-        assert h.shape == (total, hidden)
+        if config.fc_norm:
+            chunks = g.split(config.target_hidden_size, 1)
+            g = torch.cat(
+                [rms(chunk, w[f"fc_norm.{i}.weight"], eps) for i, chunk in enumerate(chunks)], 1
+            )
+        return g @ w["fc.weight"].T
+
+    def head(self, y) -> Tensor:
+        w = self.weights
+        return rms(y, w["norm.weight"], self.config.decoder.rms_norm_eps) @ w["lm_head.weight"].T
+
+    def stream(self, e, h, seen=None) -> Tensor:
+        """Run rows of embeddings and hidden states through the layers, from position 0 on."""
+        config, w = self.config, self.weights
+        decoder, eps = config.decoder, config.decoder.rms_norm_eps
+        total = len(h)
+        assert h.shape == e.shape == (total, decoder.hidden_size)
         positions = torch.arange(total)
         if seen is None:
             seen = positions[None, :] <= positions[:, None]
@@ -82,10 +100,30 @@ class StraightNetwork:
             gate = m @ w[at + "mlp.gate_proj.weight"].T
             up = m @ w[at + "mlp.up_proj.weight"].T
             y = y + (gate * torch.sigmoid(gate) * up) @ w[at + "mlp.down_proj.weight"].T
-        return rms(y, w["norm.weight"], eps) @ w["lm_head.weight"].T
+        return y
 
     def draft(self, tokens, features, depth, top=32) -> tuple[Tensor, Tensor]:
         """Give target ids and probabilities `[depth, top]`, the most probable first."""
         logits = self.logits(tokens, features, depth - 1)[len(tokens) - 1 :]
         best = logits.softmax(-1).topk(min(top, logits.shape[1]))
         return self.target_ids[best.indices], best.values
+
+
+class StraightEagle3(StraightNetwork):
+    def tree(self, tokens, features, paths) -> dict[tuple[int, ...], Tensor]:
+        """Predict what follows the draft tokens of each path, `[vocab]`; parents come first.
+
+        Each path is run from the beginning, as if it were the only one.
+        """
+        fused = self.fuse(features.double())
+        fed, found = {}, {}
+        for path in paths:
+            h = fed[path[:-1]] if path else fused
+            y = self.stream(self.embed([*tokens, *path]), h)
+            found[path] = torch.zeros(self.config.decoder.vocab_size, dtype=torch.float64)
+            found[path][self.target_ids] = self.head(y)[-1].softmax(-1)
+            last = y[-1:]
+            if self.config.norm_output:
+                last = rms(last, self.weights["norm.weight"], self.config.decoder.rms_norm_eps)
+            fed[path] = torch.cat([h, last])
+        return found

@@ -7,19 +7,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from peagle.draft.loading import open_drafter
+from peagle.draft.network.tensors import tensor_shapes
 from peagle.draft.peagle.config import PEagleConfig
-from peagle.draft.peagle.loading import open_drafter
-from peagle.draft.peagle.storage import FORMAT, load_drafter, read_config, save_drafter
-from peagle.draft.peagle.tensors import tensor_shapes
-from peagle.draft.peagle.untrained import random_tensors
+from peagle.draft.storage import file_format, load_drafter, read_config, save_drafter
+from peagle.draft.untrained import random_tensors
 from peagle.errors import CheckpointError
 from peagle.model.config import RopeScaling
-from tests.draft.peagle.tiny_peagle import (
+from tests.draft.tiny_drafter import (
     FINGERPRINT,
     HIDDEN,
     TAPS,
     VOCAB,
     decoder_config,
+    draft,
+    eagle3_config,
     ids_of,
     peagle_config,
 )
@@ -33,6 +35,9 @@ EVERY_FORM = [
             num_layers=4, rope_theta=500_000.0, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 128)
         )
     ),
+    eagle3_config(),
+    eagle3_config(fc_norm=True, norm_output=True, tokenizer_fingerprint=None),
+    eagle3_config(own_embedding=True, decoder=decoder_config(num_layers=2)),
 ]
 
 
@@ -44,7 +49,7 @@ def stored(tmp_path):
         path = tmp_path / "tiny.safetensors"
         config = config or peagle_config()
         if metadata is None:
-            metadata = {"format": FORMAT, "config": config.to_json()}
+            metadata = {"format": file_format(config), "config": config.to_json()}
         save_file(tensors, path, metadata)
         return path
 
@@ -85,14 +90,14 @@ def test_an_opened_drafter_drafts_as_before(tmp_path, make_target, slots):
         assert drafter.name == "tiny"
         state = drafter.open(64)
         state.observe(*slots(20))
-        drafts += drafter.draft([state], 5)
+        drafts += draft(drafter, [state], 5)
     assert np.array_equal(ids_of(drafts[0]), ids_of(drafts[1]))
     changed = {**tensors, "mask_hidden": tensors["mask_hidden"] + 1}
     save_drafter(tmp_path / "tiny.safetensors", peagle_config(), changed)
     drafter = open_drafter(tmp_path / "tiny.safetensors", target, FINGERPRINT, budget=1 << 20)
     state = drafter.open(64)
     state.observe(*slots(20))
-    [other] = drafter.draft([state], 5)
+    [other] = draft(drafter, [state], 5)
     assert np.array_equal(ids_of(other)[0], ids_of(drafts[0])[0])
     assert not np.array_equal(ids_of(other)[1], ids_of(drafts[0])[1])
 
@@ -189,7 +194,7 @@ def test_an_absent_file_is_refused(tmp_path):
         load_drafter(tmp_path)
 
 
-@pytest.mark.parametrize("metadata", [{}, {"format": "pt"}, {"format": FORMAT}])
+@pytest.mark.parametrize("metadata", [{}, {"format": "pt"}, {"format": "peagle-drafter-1"}])
 def test_weights_of_something_else_are_refused(stored, tensors, metadata):
     with pytest.raises(CheckpointError, match="is not a drafter of this program"):
         load_drafter(stored(tensors, metadata=metadata))
@@ -207,20 +212,21 @@ def test_weights_of_something_else_are_refused(stored, tensors, metadata):
         (lambda read: read.update(taps=[]), "taps"),
         (lambda read: read.update(taps=[-1, 2]), "taps"),
         (lambda read: read.update(train_depth=0), "train_depth"),
+        (lambda read: read.update(norm_before_fc=True, fc_norm=True), "fc_norm"),
         (lambda read: read["decoder"].update(num_heads=3), "num_kv_heads"),
     ],
 )
 def test_an_impossible_configuration_is_refused(stored, tensors, change, field):
     written = json.loads(peagle_config().to_json())
     change(written)
-    path = stored(tensors, metadata={"format": FORMAT, "config": json.dumps(written)})
+    path = stored(tensors, metadata={"format": "peagle-drafter-1", "config": json.dumps(written)})
     with pytest.raises(CheckpointError) as refusal:
         load_drafter(path)
     assert refusal.value.field == field
 
 
 def test_a_damaged_configuration_is_refused(stored, tensors):
-    path = stored(tensors, metadata={"format": FORMAT, "config": "{"})
+    path = stored(tensors, metadata={"format": "peagle-drafter-1", "config": "{"})
     with pytest.raises(CheckpointError, match="wrong at JSON"):
         read_config(path)
 
@@ -276,8 +282,32 @@ def test_a_drafter_with_its_own_embedding_may_be_wider_than_the_target(
     drafter = open_drafter(path, make_target(), FINGERPRINT, budget=1 << 20)
     state = drafter.open(64)
     state.observe(*slots(20))
-    [found] = drafter.draft([state], 3)
+    [found] = draft(drafter, [state], 3)
     assert ids_of(found).shape == (3, 32)
+
+
+def test_a_file_decides_what_kind_of_drafter_it_is(tmp_path, make_target, slots):
+    path = tmp_path / "tiny.safetensors"
+    for config in (peagle_config(), eagle3_config()):
+        save_drafter(path, config, random_tensors(config, 3))
+        drafter = open_drafter(path, make_target(), FINGERPRINT, budget=1 << 20)
+        assert drafter.method == config.method
+        state = drafter.open(64)
+        state.observe(*slots(20))
+        [found] = draft(drafter, [state], 3)
+        assert found.levels == 3
+    written = json.loads(peagle_config().to_json())
+    header = {"format": file_format(eagle3_config()), "config": json.dumps(written)}
+    save_file(random_tensors(peagle_config(), 3), path, header)
+    with pytest.raises(CheckpointError, match="wrong at mask_token_id"):
+        read_config(path)
+
+
+def test_a_drafter_that_names_no_tokenizer_fits_by_its_shape(tmp_path, make_target):
+    config = peagle_config(tokenizer_fingerprint=None)
+    path = tmp_path / "tiny.safetensors"
+    save_drafter(path, config, random_tensors(config, 3))
+    assert open_drafter(path, make_target(), FINGERPRINT, budget=1 << 20).name == "tiny"
 
 
 def test_features_of_other_layers_are_never_mixed_up(tmp_path, make_target):
@@ -297,7 +327,7 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path, tensors, monkeypatch)
         unfinished.write_bytes(struct.pack("<Q", 10))
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("peagle.draft.peagle.storage.save_file", break_off)
+    monkeypatch.setattr("peagle.draft.storage.save_file", break_off)
     with pytest.raises(CheckpointError, match=r"cannot be written .*No space left"):
         save_drafter(path, replace(peagle_config(), train_depth=9), tensors)
     assert path.read_bytes() == before

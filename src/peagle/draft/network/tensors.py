@@ -1,8 +1,8 @@
-"""The weights of a P-EAGLE network by name: which there are, and whether they are sound.
+"""The weights of a drafter network by name: which there are, and whether they are sound.
 
-Names and shapes are those of public P-EAGLE checkpoints, query and key rows in Hugging Face's
-order, so that training and export need no renaming. `mask_embedding` `[hidden]` is ours: a
-drafter that shares the target's embedding keeps only the row that the target does not have.
+Names and shapes are those of public P-EAGLE and EAGLE-3 checkpoints, query and key rows in Hugging
+Face's order, so that training and export need no renaming. `mask_embedding` `[hidden]` is ours: a
+P-EAGLE drafter that shares the target's embedding keeps only the row that the target does not have.
 """
 
 from collections.abc import Mapping
@@ -10,25 +10,27 @@ from typing import Final
 
 import torch
 
-from peagle.draft.peagle.config import PEagleConfig
+from peagle.draft.network.config import NetworkConfig
 from peagle.errors import CheckpointError
 
 EMBEDDING: Final = "embed_tokens.weight"
 MASK_EMBEDDING: Final = "mask_embedding"
 MASK_HIDDEN: Final = "mask_hidden"
 DRAFT_TO_TARGET: Final = "d2t"
+MARKOV_PREVIOUS: Final = "markov.previous.weight"
+MARKOV_GATE: Final = "markov.gate.weight"
+MARKOV_OUT: Final = "markov.out.weight"
 
-_REMEDY: Final = "The file is damaged or not a P-EAGLE drafter of this form; fetch it again."
+_REMEDY: Final = "The file is damaged or not a drafter of this form; fetch it again."
 
 
-def tensor_shapes(config: PEagleConfig) -> dict[str, list[int]]:
+def tensor_shapes(config: NetworkConfig) -> dict[str, list[int]]:
     """Name every tensor of a network with its shape."""
     decoder, hidden = config.decoder, config.decoder.hidden_size
     width = decoder.num_heads * decoder.head_dim
     kv_width = decoder.num_kv_heads * decoder.head_dim
     shapes = {
         "fc.weight": [hidden, config.feature_size],
-        MASK_HIDDEN: [1, 1, config.feature_size],
         "norm.weight": [hidden],
         "lm_head.weight": [config.draft_vocab_size, hidden],
         DRAFT_TO_TARGET: [config.draft_vocab_size],
@@ -36,10 +38,10 @@ def tensor_shapes(config: PEagleConfig) -> dict[str, list[int]]:
     }
     if config.own_embedding:
         shapes[EMBEDDING] = [decoder.vocab_size, hidden]
-    else:
-        shapes[MASK_EMBEDDING] = [hidden]
     if config.norm_before_fc:
         shapes["input_norm.weight"] = [config.feature_size]
+    if config.fc_norm:
+        shapes |= {name: [config.target_hidden_size] for name in fc_norm_names(config)}
     for index in range(decoder.num_layers):
         layer = f"layers.{index}."
         attention, mlp = layer + "self_attn.", layer + "mlp."
@@ -55,10 +57,15 @@ def tensor_shapes(config: PEagleConfig) -> dict[str, list[int]]:
             mlp + "up_proj.weight": [decoder.intermediate_size, hidden],
             mlp + "down_proj.weight": [hidden, decoder.intermediate_size],
         }
-    return shapes
+    return shapes | config.method_shapes()
 
 
-def check_tensors(config: PEagleConfig, tensors: Mapping[str, torch.Tensor], source: str) -> None:
+def fc_norm_names(config: NetworkConfig) -> list[str]:
+    """Names of the norms that each tapped stream has of its own, in the order of the taps."""
+    return [f"fc_norm.{index}.weight" for index in range(len(config.taps))]
+
+
+def check_tensors(config: NetworkConfig, tensors: Mapping[str, torch.Tensor], source: str) -> None:
     """Check that exactly the network's tensors are there and that every number is usable.
 
     Args:
@@ -104,7 +111,7 @@ def offsets(ids: torch.Tensor) -> torch.Tensor:
     return ids - torch.arange(len(ids), device=ids.device)
 
 
-def _check_mapping(d2t: torch.Tensor, config: PEagleConfig, source: str) -> None:
+def _check_mapping(d2t: torch.Tensor, config: NetworkConfig, source: str) -> None:
     if d2t.dtype != torch.int64:
         raise _damaged(
             DRAFT_TO_TARGET, f"The tensor 'd2t' of {source} holds {d2t.dtype}, not int64."

@@ -1,4 +1,4 @@
-"""P-EAGLE drafters in one safetensors file: the configuration in its header, then the weights."""
+"""Drafters in one safetensors file: method and configuration in its header, then the weights."""
 
 import os
 from collections.abc import Mapping
@@ -9,20 +9,30 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from peagle.draft.eagle3.config import Eagle3Config
+from peagle.draft.network.config import NetworkConfig
+from peagle.draft.network.tensors import check_tensors
 from peagle.draft.peagle.config import PEagleConfig
-from peagle.draft.peagle.tensors import check_tensors
 from peagle.errors import CheckpointError
 
-FORMAT: Final = "peagle-drafter-1"
+_CONFIGS: Final[Mapping[str, type[NetworkConfig]]] = {
+    "peagle-drafter-1": PEagleConfig,
+    "eagle3-drafter-1": Eagle3Config,
+}
 
 
-def save_drafter(path: Path, config: PEagleConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+def file_format(config: NetworkConfig) -> str:
+    """Name the format of a file with such a network, which its header says."""
+    return f"{config.method}-drafter-1"
+
+
+def save_drafter(path: Path, config: NetworkConfig, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write a drafter; a file of that name is replaced only once the new one is complete.
 
     Args:
         path: Where.
         config: The network's shape.
-        tensors: Its weights by name (`tensors.tensor_shapes`), in the dtype they are kept in.
+        tensors: Its weights by name (`network.tensors`), in the dtype they are kept in.
 
     Raises:
         CheckpointError: The weights are not those of such a network or hold NaN or infinity, or
@@ -32,7 +42,7 @@ def save_drafter(path: Path, config: PEagleConfig, tensors: Mapping[str, torch.T
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     weights = {name: found.detach().cpu().contiguous() for name, found in tensors.items()}
     try:
-        save_file(weights, unfinished, {"format": FORMAT, "config": config.to_json()})
+        save_file(weights, unfinished, {"format": file_format(config), "config": config.to_json()})
         unfinished.replace(path)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
@@ -44,7 +54,7 @@ def save_drafter(path: Path, config: PEagleConfig, tensors: Mapping[str, torch.T
         unfinished.unlink(missing_ok=True)
 
 
-def read_config(path: Path) -> PEagleConfig:
+def read_config(path: Path) -> NetworkConfig:
     """Read a drafter's configuration without its weights.
 
     Raises:
@@ -53,7 +63,7 @@ def read_config(path: Path) -> PEagleConfig:
     return _read(path, weights=False)[0]
 
 
-def load_drafter(path: Path) -> tuple[PEagleConfig, dict[str, torch.Tensor]]:
+def load_drafter(path: Path) -> tuple[NetworkConfig, dict[str, torch.Tensor]]:
     """Read a drafter's configuration and its weights by name.
 
     Raises:
@@ -65,7 +75,7 @@ def load_drafter(path: Path) -> tuple[PEagleConfig, dict[str, torch.Tensor]]:
     return config, tensors
 
 
-def _read(path: Path, *, weights: bool) -> tuple[PEagleConfig, dict[str, torch.Tensor]]:
+def _read(path: Path, *, weights: bool) -> tuple[NetworkConfig, dict[str, torch.Tensor]]:
     if not path.is_file():
         raise CheckpointError(
             f"There is no drafter file {path}.",
@@ -83,11 +93,12 @@ def _read(path: Path, *, weights: bool) -> tuple[PEagleConfig, dict[str, torch.T
             remedy="The file is truncated or corrupt; fetch the drafter again.",
             field="drafter",
         ) from error
-    if metadata.get("format") != FORMAT or "config" not in metadata:
+    kind = _CONFIGS.get(metadata.get("format", ""))
+    if kind is None or "config" not in metadata:
         raise CheckpointError(
             f"{path} is not a drafter of this program: its header has the format "
-            f"{metadata.get('format')!r} instead of {FORMAT!r}.",
-            remedy="Give a drafter that was trained or imported here.",
+            f"{metadata.get('format')!r} instead of {' or '.join(map(repr, _CONFIGS))}.",
+            remedy="Give a drafter that was trained here, or a folder with a public one.",
             field="drafter",
         )
-    return PEagleConfig.from_json(metadata["config"]), tensors
+    return kind.from_json(metadata["config"]), tensors

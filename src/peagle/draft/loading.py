@@ -1,0 +1,69 @@
+"""Open a drafter for a target."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from peagle.draft.eagle3.config import Eagle3Config
+from peagle.draft.eagle3.drafter import Eagle3Drafter
+from peagle.draft.eagle3.network import Eagle3Network
+from peagle.draft.network.compatibility import check_target
+from peagle.draft.network.config import NetworkConfig
+from peagle.draft.network.drafter import Drafter
+from peagle.draft.peagle.config import PEagleConfig
+from peagle.draft.peagle.drafter import PEagleDrafter
+from peagle.draft.peagle.network import PEagleNetwork
+from peagle.draft.storage import load_drafter, read_config
+from peagle.model.target import TargetModel
+
+
+def open_drafter(path: Path, target: TargetModel, fingerprint: str, *, budget: int) -> Drafter:
+    """Open a drafter file for a target that gives the features it reads.
+
+    Args:
+        path: The file.
+        target: The target, made with the `taps` of `read_config(path)`.
+        fingerprint: `Tokenizer.fingerprint` of the target.
+        budget: Most bytes the drafter's KV cache may take.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, or made for another target.
+        OutOfMemoryBudgetError: Not even one page of the KV cache fits in the budget.
+    """
+    # Before the weights, which for another target are read in vain.
+    check_target(read_config(path), target.config, fingerprint)
+    config, tensors = load_drafter(path)
+    if target.taps != config.taps:
+        raise ValueError(f"the target gives taps {target.taps}, the drafter reads {config.taps}")
+    return build_drafter(config, tensors, target, budget=budget, name=path.stem)
+
+
+def build_drafter(
+    config: NetworkConfig,
+    tensors: Mapping[str, torch.Tensor],
+    target: TargetModel,
+    *,
+    budget: int,
+    name: str,
+) -> Drafter:
+    """Make a drafter of weights, of the method that its configuration is for.
+
+    Args:
+        config: The network's shape.
+        tensors: Its weights by name, checked (`network.tensors.check_tensors`).
+        target: The target whose features it reads.
+        budget: Most bytes its KV cache may take.
+        name: What reports call it.
+
+    Raises:
+        OutOfMemoryBudgetError: Not even one page of the KV cache fits in the budget.
+    """
+    embedding, dtype, device = target.weights.embedding, target.dtype, target.device
+    if isinstance(config, PEagleConfig):
+        peagle = PEagleNetwork(config, tensors, embedding=embedding, dtype=dtype, device=device)
+        return PEagleDrafter(peagle, budget=budget, name=name)
+    if isinstance(config, Eagle3Config):
+        eagle3 = Eagle3Network(config, tensors, embedding=embedding, dtype=dtype, device=device)
+        return Eagle3Drafter(eagle3, budget=budget, name=name)
+    raise TypeError(f"no drafter has a {type(config).__name__}")

@@ -1,0 +1,1 @@
+"""Drafter networks in the form that trains: whole documents in, gradients out."""

@@ -1,0 +1,265 @@
+"""A training run from its parts: data, features, a network made of the target, a drafter file."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peagle.draft.eagle3.config import Eagle3Config
+from peagle.draft.network.config import NetworkConfig
+from peagle.draft.network.tensors import DRAFT_TO_TARGET, offsets
+from peagle.draft.peagle.config import PEagleConfig
+from peagle.draft.storage import save_drafter
+from peagle.errors import InvalidRequestError
+from peagle.model.loading import LoadedTarget
+from peagle.model.prepared import open_checkpoint
+from peagle.model.rope import split_pairs
+from peagle.train.checkpoint import has_checkpoint
+from peagle.train.conversations import Conversation
+from peagle.train.curve import draw_learning_curve
+from peagle.train.feature_cache import FeatureCache, FeaturesOnTheFly, FeatureSource
+from peagle.train.features import Document, FeatureReader
+from peagle.train.initial import draft_vocabulary, start_from_target
+from peagle.train.networks.eagle3 import Eagle3Training
+from peagle.train.networks.peagle import PEagleTraining
+from peagle.train.networks.trunk import Trunk
+from peagle.train.recipe import Recipe
+from peagle.train.split import held_out as held_out_flags
+from peagle.train.trainer import Trainer
+
+DRAFTER_FILE = "drafter.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Documents of a run, and which of them it may train on.
+
+    Attributes:
+        documents: All of them; longer ones than the target's context are cut there.
+        training: Numbers of those to train on.
+        held_out: Numbers of those to measure on.
+        sha256: Of their tokens, in order.
+    """
+
+    documents: list[Document]
+    training: list[int]
+    held_out: list[int]
+    sha256: str
+
+
+def split_data(conversations: Sequence[Conversation], context_length: int) -> Data:
+    """Turn conversations into documents and hold some out, as the corpus does (`train.split`).
+
+    Raises:
+        InvalidRequestError: Nothing is left to train on or to measure on.
+    """
+    digest = hashlib.sha256()
+    documents, flags = [], []
+    for conversation, out in zip(conversations, held_out_flags(conversations), strict=True):
+        tokens = torch.tensor([*conversation.prompt, *conversation.response])[:context_length]
+        document = Document(tokens, len(conversation.prompt))
+        # The first answer token is the target's own; the second is the first that is drafted.
+        if document.teachers < 1:
+            continue
+        digest.update(document.prompt_tokens.to_bytes(4, "little") + tokens.numpy().tobytes())
+        documents.append(document)
+        flags.append(out)
+    training = [index for index, out in enumerate(flags) if not out]
+    held = [index for index, out in enumerate(flags) if out]
+    for what, found in (("train on", training), ("measure on", held)):
+        if not found:
+            raise InvalidRequestError(
+                f"Of {len(conversations)} conversations none is left to {what}.",
+                remedy="Give more of them: 3% of the documents are held out for measuring.",
+                field="data",
+            )
+    return Data(documents, training, held, digest.hexdigest())
+
+
+def drafter_config(target: LoadedTarget, name: str, recipe: Recipe) -> NetworkConfig:
+    """Shape a drafter for a target as a recipe says.
+
+    Raises:
+        InvalidRequestError: The recipe asks for more draft tokens than the target has tokens.
+    """
+    model = target.model.config
+    if recipe.draft_vocab_size > model.vocab_size:
+        raise InvalidRequestError(
+            f"draft_vocab_size is {recipe.draft_vocab_size}, but the target has "
+            f"{model.vocab_size} tokens.",
+            remedy=f"Give at most {model.vocab_size}.",
+            field="draft_vocab_size",
+        )
+    if recipe.method == "eagle3" and recipe.markov_rank:
+        raise InvalidRequestError(
+            f"markov_rank is {recipe.markov_rank}, but an EAGLE-3 drafter has no Markov head.",
+            remedy="Set markov_rank to 0: it knows the token before anyway.",
+            field="markov_rank",
+        )
+    decoder = replace(
+        model,
+        family="llama",
+        num_layers=recipe.layers,
+        tied_embeddings=False,
+        sliding_window=None,
+    )
+    shape: dict[str, Any] = {
+        "decoder": decoder,
+        "draft_vocab_size": recipe.draft_vocab_size,
+        "target_hidden_size": model.hidden_size,
+        "taps": target.model.taps,
+        "tokenizer_fingerprint": target.tokenizer.fingerprint(),
+        "target_name": name,
+        "train_depth": recipe.depths,
+    }
+    if recipe.method == "eagle3":
+        return Eagle3Config(**shape)
+    return PEagleConfig(**shape, mask_token_id=model.vocab_size - 1, markov_rank=recipe.markov_rank)
+
+
+def open_run(
+    run: Path,
+    *,
+    target: LoadedTarget,
+    files: Path,
+    name: str,
+    recipe: Recipe,
+    data: Data,
+    cache_features: bool,
+    progress: Callable[[int], None],
+) -> tuple[Trainer, NetworkConfig, torch.Tensor]:
+    """Make everything that a run needs, the features included.
+
+    Args:
+        run: The run's folder.
+        target: The target.
+        files: Its files.
+        name: How the user calls it.
+        recipe: How to train.
+        data: What on.
+        cache_features: Whether to keep the target's features on disk.
+        progress: Told of tokens whose features were read.
+
+    Returns:
+        The trainer, the drafter's shape and the target ids of its draft vocabulary.
+    """
+    model = target.model
+    config = drafter_config(target, name, recipe)
+    ids = draft_vocabulary(
+        [data.documents[index].tokens[data.documents[index].prompt_tokens :]
+         for index in data.training],
+        recipe.draft_vocab_size, model.config.vocab_size,
+    )  # fmt: skip
+    torch.manual_seed(recipe.seed)
+    embedding = model.weights.embedding
+    network: Trunk = (
+        PEagleTraining(config, embedding)
+        if isinstance(config, PEagleConfig)
+        else Eagle3Training(config, embedding)
+    )
+    tensors = _hugging_face_order(files, model.config.num_heads, model.config.num_kv_heads)
+    start_from_target(network, tensors, config, ids)
+    network.to(model.device)
+    head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])[ids]
+    weights = _digest(tensors)
+    reader = FeatureReader(model)
+    run.mkdir(parents=True, exist_ok=True)
+    source: FeatureSource = FeaturesOnTheFly(data.documents, reader)
+    if cache_features:
+        source = cache = FeatureCache(
+            run / "features", data.documents, key=weights,
+            config=model.config, taps=model.taps,
+        )  # fmt: skip
+        cache.fill(reader, progress)
+    identity = {
+        "model": f"{name} ({weights[:16]})",
+        "recipe": hashlib.sha256(recipe.to_yaml().encode()).hexdigest()[:16],
+        "data": data.sha256[:16],
+    }
+    trainer = Trainer(
+        network,
+        teacher_head=head.to(model.device).bfloat16(),
+        target_ids=ids.to(model.device),
+        documents=data.documents,
+        training=data.training,
+        held_out=data.held_out,
+        source=source,
+        recipe=recipe,
+        run=run,
+        identity=identity,
+    )
+    return trainer, config, ids
+
+
+def write_drafter(
+    path: Path, config: NetworkConfig, weights: dict[str, torch.Tensor], ids: torch.Tensor
+) -> None:
+    """Write trained weights as a drafter file, in bfloat16.
+
+    Raises:
+        CheckpointError: The file cannot be written.
+    """
+    tensors = {name: weight.bfloat16() for name, weight in weights.items()}
+    save_drafter(path, config, tensors | {DRAFT_TO_TARGET: offsets(ids.cpu())})
+
+
+def _hugging_face_order(files: Path, heads: int, kv_heads: int) -> dict[str, torch.Tensor]:
+    """Read a target's tensors in float32, query and key rows in Hugging Face's order."""
+    found = {}
+    for name, weight in open_checkpoint(files, torch.bfloat16).tensors().items():
+        found[name] = weight.float()
+        for ending, count in (("q_proj.weight", heads), ("k_proj.weight", kv_heads)):
+            if name.endswith(ending):
+                found[name] = split_pairs(found[name], count)
+    return found
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Name a target by its weights: a fine-tuned one has the tokenizer of its origin."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        weight = tensors[name].flatten()
+        digest.update(name.encode() + weight[:: max(1, len(weight) // 512)].numpy().tobytes())
+    return digest.hexdigest()
+
+
+def read_log(run: Path) -> list[dict[str, object]]:
+    """Read a run's log, one record a line."""
+    with (run / "log.jsonl").open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def check_folder(run: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds a run which would be lost, or none to go on with.
+
+    Raises:
+        InvalidRequestError: Which of the two, and what to do.
+    """
+    if has_checkpoint(run) and not resume:
+        raise InvalidRequestError(
+            f"{run} holds a run already.",
+            remedy="Add --resume to go on with it, or give another folder.",
+            field="output",
+        )
+    if resume and not has_checkpoint(run):
+        raise InvalidRequestError(
+            f"{run} holds no run to go on with.",
+            remedy="Leave --resume out to begin one there.",
+            field="output",
+        )
+
+
+def finish(trainer: Trainer, run: Path, config: NetworkConfig, ids: torch.Tensor) -> Path:
+    """Write what a run is for: the drafter, and the picture of how it learnt.
+
+    Returns:
+        The drafter's file.
+    """
+    drafter = run / DRAFTER_FILE
+    write_drafter(drafter, config, trainer.average(), ids)
+    draw_learning_curve(read_log(run), run / "learning-curve.png")
+    return drafter

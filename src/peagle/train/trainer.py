@@ -1,0 +1,323 @@
+"""The training loop: batches in a fixed order, updates, checkpoints, held-out measurements."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from peagle.train.batch import Batch, make_batch
+from peagle.train.checkpoint import Progress, read_checkpoint, write_checkpoint
+from peagle.train.feature_cache import FeatureSource
+from peagle.train.features import Document, Features
+from peagle.train.held_out import HeldOut, measure
+from peagle.train.loss import Teacher, restricted_kl
+from peagle.train.networks.trunk import Trunk
+from peagle.train.optimizer import Optimizer
+from peagle.train.recipe import Recipe
+from peagle.train.rollouts import DocumentRows, Sampling, sample_rows, segments
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a run ends, and how often it stops to write and to measure.
+
+    Attributes:
+        tokens: Response tokens to train on; the learning rates fall towards this end.
+        seconds: Most time of this call; None for no limit.
+        checkpoint_seconds: Time between checkpoints.
+        measure_tokens: Response tokens between two held-out measurements.
+        patience: Measurements without a better acceptance length after which the run ends.
+    """
+
+    tokens: int
+    seconds: float | None = None
+    checkpoint_seconds: float = 300.0
+    measure_tokens: int = 200_000
+    patience: int = 10
+
+
+class Trainer:
+    """Trains one drafter.
+
+    Args:
+        network: What trains; its weights are where it starts.
+        teacher_head: Rows of the target's output head for the draft vocabulary,
+            `[draft vocab, target hidden]`.
+        target_ids: Target id of each draft id, int64 `[draft vocab]`.
+        documents: All documents.
+        training: Numbers of those to train on.
+        held_out: Numbers of those to measure on.
+        source: Features of documents.
+        recipe: How.
+        run: The run's folder.
+        identity: What must agree on resuming.
+    """
+
+    def __init__(
+        self,
+        network: Trunk,
+        *,
+        teacher_head: torch.Tensor,
+        target_ids: torch.Tensor,
+        documents: Sequence[Document],
+        training: Sequence[int],
+        held_out: Sequence[int],
+        source: FeatureSource,
+        recipe: Recipe,
+        run: Path,
+        identity: dict[str, str],
+    ) -> None:
+        self.network = network
+        self.progress = Progress()
+        self._head = teacher_head
+        self._ids = target_ids
+        self._documents = documents
+        self._training = np.array(training)
+        self._held_out = held_out
+        self._source = source
+        self._recipe = recipe
+        self._run = run
+        self._identity = identity
+        self._device = target_ids.device
+        self._sampling = Sampling(
+            recipe.depths, recipe.ratio, recipe.min_ratio, recipe.anchor_share
+        )
+        self._optimizer = Optimizer(
+            network, matrix_rate=recipe.matrix_rate, other_rate=recipe.other_rate
+        )
+        self._average = {
+            name: weight.detach().clone() for name, weight in network.named_parameters()
+        }
+
+    def resume(self) -> None:
+        """Go back to the run's last checkpoint.
+
+        Raises:
+            CheckpointError: There is none, or it belongs to another target, recipe or data.
+        """
+        self.progress, groups = read_checkpoint(self._run, self._identity)
+        with torch.no_grad():
+            for name, weight in self.network.named_parameters():
+                weight.copy_(groups["weights"][name])
+        self._average = {name: value.to(self._device) for name, value in groups["average"].items()}
+        self._optimizer.load(groups["optimizer"])
+        self._forget_later_steps()
+
+    def save(self) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            CheckpointError: The disk is full; the last checkpoint is still there.
+        """
+        weights = {name: weight.detach() for name, weight in self.network.named_parameters()}
+        write_checkpoint(
+            self._run,
+            self.progress,
+            self._identity,
+            {
+                "weights": weights,
+                "average": self._average,
+                "optimizer": self._optimizer.tensors(),
+            },
+        )
+
+    def average(self) -> dict[str, torch.Tensor]:
+        """The running average of the weights by name."""
+        return self._average
+
+    def train(
+        self,
+        limits: Limits,
+        *,
+        on_step: Callable[[Progress, float], None] = lambda _progress, _loss: None,
+        on_measured: Callable[[HeldOut, bool], None] = lambda _held_out, _best: None,
+    ) -> None:
+        """Train until a limit is reached; a checkpoint is written at the end in any case.
+
+        Args:
+            limits: When to end.
+            on_step: Told of the progress and the mean loss after each update.
+            on_measured: Told of each held-out measurement, and whether it is the best so far.
+        """
+        progress = self.progress
+        began = written = time.perf_counter()
+        measured = progress.tokens // limits.measure_tokens
+        try:
+            while progress.tokens < limits.tokens and progress.stale < limits.patience:
+                clock = time.perf_counter()
+                loss = self._update(limits)
+                progress.seconds += time.perf_counter() - clock
+                self._log({"step": progress.step, "tokens": progress.tokens, "loss": loss,
+                           "epoch": progress.epoch,
+                           "tokens_per_s": progress.tokens / progress.seconds})  # fmt: skip
+                on_step(progress, loss)
+                if progress.tokens // limits.measure_tokens > measured:
+                    measured = progress.tokens // limits.measure_tokens
+                    on_measured(*self._measured())
+                if time.perf_counter() - written > limits.checkpoint_seconds:
+                    self.save()
+                    written = time.perf_counter()
+                if limits.seconds is not None and time.perf_counter() - began > limits.seconds:
+                    break
+            if progress.tokens >= limits.tokens:
+                on_measured(*self._measured())
+        finally:
+            self.save()
+
+    def measure(self) -> HeldOut:
+        """Measure the averaged weights on the held-out documents."""
+        kept = {name: weight.detach().clone() for name, weight in self.network.named_parameters()}
+        self._put(self._average)
+        try:
+            return measure(
+                self._documents,
+                self._source,
+                self._held_out,
+                self._predict,
+                depths=self._recipe.depths,
+                device=self._device,
+            )
+        finally:
+            self._put(kept)
+
+    def _measured(self) -> tuple[HeldOut, bool]:
+        held_out = self.measure()
+        better = held_out.acceptance_length > self.progress.best
+        self.progress.best = max(self.progress.best, held_out.acceptance_length)
+        self.progress.stale = 0 if better else self.progress.stale + 1
+        self._log({
+            "step": self.progress.step, "tokens": self.progress.tokens,
+            "seconds": round(self.progress.seconds, 1),
+            "held_out_acceptance_length": round(held_out.acceptance_length, 4),
+            "held_out_top1": held_out.top1, "held_out_reached": held_out.reached,
+        })  # fmt: skip
+        return held_out, better
+
+    def _update(self, limits: Limits) -> float:
+        """Make one update, giving its mean loss."""
+        chosen, rows = self._next_documents()
+        features = self._source.read(chosen)
+        total = sum(int(part.supervised.sum()) for part in rows)
+        loss = 0.0
+        whole: list[int] = []
+        for number, part in enumerate(rows):
+            if len(part.anchors) <= self._recipe.segment_rows:
+                whole.append(number)
+                continue
+            pieces = -(-len(part.anchors) // self._recipe.segment_rows)
+            for piece in segments(part, pieces):
+                loss += self._accumulate([chosen[number]], [features[number]], [piece], total)
+        if whole:
+            loss += self._accumulate(
+                [chosen[number] for number in whole],
+                [features[number] for number in whole],
+                [rows[number] for number in whole],
+                total,
+            )
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self._recipe.clip)
+        self._optimizer.step(self._rate(limits))
+        self._follow()
+        self.progress.step += 1
+        self.progress.tokens += sum(self._documents[index].teachers for index in chosen)
+        return loss / total
+
+    def _accumulate(
+        self,
+        indices: Sequence[int],
+        features: Sequence[Features],
+        rows: Sequence[DocumentRows],
+        total: int,
+    ) -> float:
+        """Add the gradients of some rows to those of the update, giving their summed loss."""
+        batch = make_batch(
+            [self._documents[index] for index in indices], features, rows, self._device
+        )
+        with torch.autocast(self._device.type, torch.bfloat16):
+            hidden = self.network(batch)
+            loss = restricted_kl(
+                hidden,
+                self.network.head(),
+                Teacher(batch.teacher, batch.log_normalizer, self._head),
+                batch.teacher_positions,
+            )
+        torch.autograd.backward(loss / total)
+        return float(loss.detach())
+
+    @torch.no_grad()
+    def _predict(self, batch: Batch) -> torch.Tensor:
+        with torch.autocast(self._device.type, torch.bfloat16):
+            hidden = self.network(batch)
+            logits = torch.nn.functional.linear(hidden, self.network.head())
+        return self._ids[logits.argmax(-1)]
+
+    def _next_documents(self) -> tuple[list[int], list[DocumentRows]]:
+        """Take documents from the epoch's order until they fill an update."""
+        progress = self.progress
+        chosen: list[int] = []
+        rows: list[DocumentRows] = []
+        taken = 0
+        for index in self._order():
+            document = self._documents[index]
+            chance = np.random.default_rng((self._recipe.seed, progress.epoch, int(index)))
+            part = sample_rows(document.prompt_tokens, len(document), self._sampling, chance)
+            chosen.append(int(index))
+            rows.append(part)
+            taken += len(part.anchors)
+            if taken >= self._recipe.rows_per_step:
+                break
+        return chosen, rows
+
+    def _order(self) -> Iterator[int]:
+        """Go through the documents, epoch after epoch, from where the run stands."""
+        progress = self.progress
+        while True:
+            chance = np.random.default_rng((self._recipe.seed, progress.epoch))
+            order = chance.permutation(self._training)
+            while progress.cursor < len(order):
+                progress.cursor += 1
+                yield int(order[progress.cursor - 1])
+            progress.epoch += 1
+            progress.cursor = 0
+
+    def _rate(self, limits: Limits) -> float:
+        """Share of the learning rates: warm-up, constant, then falling towards the end."""
+        recipe = self._recipe
+        rising = min(1.0, (self.progress.step + 1) / max(recipe.warmup_steps, 1))
+        left = 1 - self.progress.tokens / limits.tokens
+        falling = min(1.0, max(left, 0.01) / recipe.decay_share) if recipe.decay_share else 1.0
+        return rising * falling
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        # The average forgets its start quickly: early weights are far from where training goes.
+        decay = min(
+            self._recipe.average_decay, (1 + self.progress.step) / (10 + self.progress.step)
+        )
+        names, weights = zip(*self.network.named_parameters(), strict=True)
+        torch._foreach_lerp_([self._average[name] for name in names], list(weights), 1 - decay)
+
+    @torch.no_grad()
+    def _put(self, tensors: dict[str, torch.Tensor]) -> None:
+        for name, weight in self.network.named_parameters():
+            weight.copy_(tensors[name])
+
+    def _forget_later_steps(self) -> None:
+        """Take out of the log what the checkpoint does not know of: it will be done again."""
+        log = self._run / "log.jsonl"
+        kept = []
+        for line in log.read_text("utf-8").splitlines() if log.exists() else []:
+            try:
+                step = json.loads(line)["step"]
+            except ValueError:
+                continue  # the end of a line was never written
+            if step <= self.progress.step:
+                kept.append(line + "\n")
+        log.write_text("".join(kept), "utf-8")
+
+    def _log(self, line: dict[str, object]) -> None:
+        with (self._run / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
