@@ -180,7 +180,8 @@ def test_duplicates_are_dropped_whichever_ends_first(
     smollm2: LLM, writer: ConversationWriter
 ) -> None:
     one, other = smollm2.encode("Say no."), smollm2.encode("Say yes.")
-    run = Synthesis(smollm2, Canned(one, other, one, one), writer, Limits(), Duplicates(0))
+    source = Canned(one, other, one, one)
+    run = Synthesis(smollm2, source, writer, Limits(), Duplicates(header_tokens=22))
     run.run()
     assert [list(each.prompt) for each in read(smollm2, writer.path)] == [one, other]
     assert run.tally.dropped == {"same prompt": 2}

@@ -177,7 +177,8 @@ class Synthesis:
 
     def _write(self) -> None:
         """Write the scenarios that have ended and follow what is written."""
-        while True:
+        # Scenarios may end in one step: what is beyond the limit is not written.
+        while not self._limits.reached(self.tally):
             number = self._writer.progress.scenario
             under_way = self._under_way.get(number)
             if under_way is None or under_way.chains is None:
