@@ -1,6 +1,5 @@
 """Bulk reading gives what serving gives: features, teacher and normalizer."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -32,41 +31,58 @@ def test_features_equal_those_of_serving(family: str) -> None:
     assert target.weights.head.most_rows == target.rows_per_block
 
 
-def test_a_cache_gives_what_was_read_and_goes_on_where_it_stopped(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("peagle.train.feature_cache._TOKENS_AT_ONCE", 60)
+def test_a_cache_gives_what_was_read_and_reads_it_once(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("peagle.train.feature_cache._AT_ONCE", 60)
     target = tapped_target()
-    documents = documents_of(150)
+    documents = documents_of(20)
     reader = FeatureReader(target)
 
     def opened(key: str = "one") -> FeatureCache:
-        return FeatureCache(tmp_path, documents, key=key, config=target.config, taps=TAPS)
+        return FeatureCache(tmp_path, documents, reader, key=key, config=target.config, taps=TAPS)
 
-    class StoppedError(Exception):
-        pass
-
-    def stop(_tokens: int, passes=[0]) -> None:  # noqa: B006
-        passes[0] += 1
-        if passes[0] == 40:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        opened().fill(reader, stop)
     cache = opened()
-    assert 0 < cache.done <= 80
-    read: list[int] = []
-    cache.fill(reader, read.append)
-    assert sum(read) < sum(len(document) for document in documents)
-    for index in (0, 63, 64, 79, 80, 149):
-        expected, found = reader.read([documents[index]])[0], opened().read([index])[0]
+    cache.read([3, 17, 4])
+    assert cache.known == 3
+    assert cache.read_tokens == sum(len(documents[index]) for index in (3, 17, 4))
+    cache.read([4, 5])
+    assert cache.read_tokens == sum(len(documents[index]) for index in (3, 17, 4, 5))
+    again = opened()
+    for index, found in zip((17, 5), again.read([17, 5]), strict=True):
+        expected = reader.read([documents[index]])[0]
         assert torch.equal(found.taps, expected.taps)
         assert torch.equal(found.teacher, expected.teacher)
         assert torch.allclose(found.log_normalizer, expected.log_normalizer, atol=1e-5)
-    assert opened(key="another target").done == 0
+    assert again.read_tokens == 0
+    assert opened(key="another target").known == 0
+
+
+def test_what_was_interrupted_is_read_again(tmp_path) -> None:
+    target = tapped_target()
+    documents = documents_of(4)
+
+    class Interrupted(FeatureReader):
+        def read(self, documents):
+            raise KeyboardInterrupt
+
+    def opened(kind: type[FeatureReader]) -> FeatureCache:
+        return FeatureCache(
+            tmp_path, documents, kind(target), key="one", config=target.config, taps=TAPS
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        opened(Interrupted).read([0, 1])
+    cache = opened(FeatureReader)
+    assert cache.known == 0
+    assert len(cache.read([0, 1])) == 2
+    assert cache.known == 2
 
 
 def test_a_full_disk_is_said_before_anything_is_read(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _path: type("U", (), {"free": 1000})())
     target = tapped_target()
     with pytest.raises((DownloadError, CheckpointError), match="features"):
-        FeatureCache(tmp_path, documents_of(9), key="one", config=target.config, taps=TAPS)
-    assert np.all([path.stat().st_size == 0 for path in tmp_path.iterdir()])
+        FeatureCache(
+            tmp_path, documents_of(9), FeatureReader(target), key="one", config=target.config,
+            taps=TAPS,
+        )  # fmt: skip
+    assert not list(tmp_path.iterdir())

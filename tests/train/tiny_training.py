@@ -79,6 +79,8 @@ def network_of(config: PEagleConfig, seed: int = 0) -> PEagleTraining:
 class Source:
     """Features of documents, read once."""
 
+    seconds = 0.0
+
     def __init__(self, documents: list[Document]) -> None:
         reader = FeatureReader(tapped_target())
         self.features = reader.read(documents)

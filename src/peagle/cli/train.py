@@ -39,7 +39,7 @@ def train(
         bool,
         typer.Option(
             help="Keep the target's features on disk (some kB a token); without, they are "
-            "computed at every use."
+            "computed at each use."
         ),
     ] = True,
     device: DeviceOption = "auto",
@@ -74,15 +74,10 @@ def train(
             ).conversations
         ]
         split = split_data(conversations, target.model.config.context_length)
-        reading = progress.add_task(
-            "Reading with the target", total=sum(map(len, split.documents)) * cache_features
-        )
         trainer, config, ids = open_run(
             output, target=target, files=files, name=model, recipe=how, data=split,
             cache_features=cache_features,
-            progress=lambda read: progress.advance(reading, read),
         )  # fmt: skip
-        progress.update(reading, visible=False)
         if resume:
             trainer.resume()
         shown = _Shown(progress, tokens)

@@ -1,13 +1,13 @@
 """A batch: sampled rows of some documents, with all that the network and the loss read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from peagle.train.features import Document, Features
-from peagle.train.networks.trunk import DocumentMask
+from peagle.train.networks.rollout_attention import Sight
 from peagle.train.rollouts import DocumentRows, Ints
 
 
@@ -32,8 +32,7 @@ class Batch:
         teacher: Normed last hidden states of the target, `[positions, hidden]`.
         log_normalizer: `[positions]`.
         teacher_positions: Which of them each supervised row predicts, `[supervised]`.
-        whole: What each document's rows see, all rows asking.
-        asking: The same with the supervised rows asking.
+        sight: Tells what some rows see; takes their numbers, ascending, `[asking]`.
     """
 
     rows: int
@@ -52,8 +51,7 @@ class Batch:
     teacher: torch.Tensor
     log_normalizer: torch.Tensor
     teacher_positions: torch.Tensor
-    whole: list[DocumentMask]
-    asking: list[DocumentMask]
+    sight: Callable[[torch.Tensor], Sight]
 
 
 def make_batch(
@@ -73,12 +71,11 @@ def make_batch(
     positions, row_depths, row_tokens, parents = [], [], [], []
     context, tokens, tapped = [], [], []
     supervised, depths, previous, targets, teachers = [], [], [], [], []
-    whole, asking = [], []
+    all_anchors, slot_counts, lengths = [], [], []
     first = first_teacher = 0
     for document, known, part in zip(documents, features, rows, strict=True):
         anchors, deep = torch.from_numpy(part.anchors), torch.from_numpy(part.depths)
         wanted = torch.from_numpy(np.flatnonzero(part.supervised))
-        visible = torch.from_numpy(part.visible())
         slots = anchors[: part.context]
         positions.append(anchors + deep)
         row_depths.append(deep)
@@ -94,8 +91,9 @@ def make_batch(
         targets.append(document.tokens[at + 2])
         # The teacher of position t is kept from t = P on.
         teachers.append(first_teacher + at + 1 - document.prompt_tokens)
-        whole.append(DocumentMask(visible.to(device)))
-        asking.append(DocumentMask(visible.to(device), wanted.to(device)))
+        all_anchors.append(anchors)
+        slot_counts.append(part.context)
+        lengths.append(len(anchors))
         first += len(anchors)
         first_teacher += len(known.teacher)
 
@@ -104,12 +102,15 @@ def make_batch(
 
     all_depths = joined(depths)
     masks = torch.nonzero(all_depths > 0).squeeze(1)
+    everything = _Rows(
+        joined(row_depths), joined(all_anchors), joined(parents), slot_counts, lengths
+    )
     return Batch(
         rows=first,
         positions=joined(positions),
-        row_depths=joined(row_depths),
+        row_depths=everything.depths,
         row_tokens=joined(row_tokens),
-        parents=joined(parents),
+        parents=everything.parents,
         context=joined(context),
         tokens=joined(tokens),
         features=joined(tapped),
@@ -121,8 +122,7 @@ def make_batch(
         teacher=joined([known.teacher for known in features]),
         log_normalizer=joined([known.log_normalizer for known in features]),
         teacher_positions=joined(teachers),
-        whole=whole,
-        asking=asking,
+        sight=everything.sight,
     )
 
 
@@ -133,3 +133,49 @@ def _parents(rows: DocumentRows) -> Ints:
     order = np.argsort(names)
     wanted = np.maximum(rows.depths - 1, 0) * width + rows.anchors
     return order[np.searchsorted(names, wanted, sorter=order)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """All rows of a batch, as far as they decide what is seen.
+
+    Attributes:
+        depths: `[rows]`.
+        anchors: `[rows]`.
+        parents: The row one depth before, `[rows]`.
+        slots: Rows of depth 0 of each document.
+        lengths: Rows of each document.
+    """
+
+    depths: torch.Tensor
+    anchors: torch.Tensor
+    parents: torch.Tensor
+    slots: list[int]
+    lengths: list[int]
+
+    def sight(self, asking: torch.Tensor) -> Sight:
+        """Tell what rows `asking` `[asking]`, ascending, see."""
+        ends = torch.tensor(self.lengths, device=asking.device).cumsum(0)
+        counts = torch.searchsorted(asking, ends).tolist()
+        pair_rows, members = [], []
+        rows, chain = torch.arange(len(asking), device=asking.device), asking
+        while True:
+            deep = self.depths[chain] > 0
+            rows, chain = rows[deep], chain[deep]
+            if not len(rows):
+                break
+            pair_rows.append(rows)
+            members.append(chain)
+            chain = self.parents[chain]
+        every_row = torch.cat([rows, *pair_rows])
+        order = every_row.argsort(stable=True)
+        every_member = torch.cat([chain, *members])[order]
+        return Sight(
+            asking=np.diff([0, *counts]).tolist(),
+            context=self.slots,
+            anchors=self.anchors[asking],
+            pair_rows=every_row[order],
+            pair_members=every_member,
+            pair_depths=self.depths[every_member],
+            depths=int(self.depths.max()),
+        )

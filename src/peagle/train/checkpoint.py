@@ -25,7 +25,8 @@ class Progress:
         tokens: Response tokens trained on, each counted with all its depths.
         epoch: Times the data was gone through.
         cursor: Documents of this epoch that are done.
-        seconds: Time spent training, measuring apart.
+        seconds: Time spent training, measuring and the target's reading apart.
+        reading_seconds: Time that the target spent reading what is trained on.
         best: Best held-out acceptance length so far.
         stale: Measurements since then.
     """
@@ -35,6 +36,7 @@ class Progress:
     epoch: int = 0
     cursor: int = 0
     seconds: float = 0.0
+    reading_seconds: float = 0.0
     best: float = 0.0
     stale: int = 0
 

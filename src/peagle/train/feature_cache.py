@@ -1,8 +1,8 @@
-"""Features of all documents on disk, so that the target reads each of them once."""
+"""Features of documents on disk, so that the target reads each of them once."""
 
 import hashlib
-import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -17,11 +17,17 @@ from peagle.train.features import Document, FeatureReader, Features
 
 # Tokens that go through the target together: enough to multiply fast, little enough to stay in
 # the caches.
-_TOKENS_AT_ONCE: Final = 2048
+_AT_ONCE: Final = 2048
 
 
 class FeatureSource(Protocol):
-    """Where the trainer gets the features of documents from."""
+    """Where the trainer gets the features of documents from.
+
+    Attributes:
+        seconds: Time that the target has taken to read them so far.
+    """
+
+    seconds: float
 
     def read(self, indices: Sequence[int]) -> list[Features]:
         """Give the features of documents by their number."""
@@ -32,25 +38,34 @@ class FeaturesOnTheFly:
     """Reads documents with the target whenever they are asked for."""
 
     def __init__(self, documents: Sequence[Document], reader: FeatureReader) -> None:
+        self.seconds = 0.0
         self._documents = documents
         self._reader = reader
 
     def read(self, indices: Sequence[int]) -> list[Features]:
         """Give the features of documents by their number."""
-        return self._reader.read([self._documents[index] for index in indices])
+        began = time.perf_counter()
+        read = self._reader.read([self._documents[index] for index in indices])
+        self.seconds += time.perf_counter() - began
+        return read
 
 
 class FeatureCache:
-    """Features in three flat files, filled once and then mapped into memory.
+    """Features in flat files that are mapped into memory, read with the target at first use.
 
     Args:
         folder: Where the files are; what is there already is used if it belongs to the same
             documents and target.
         documents: All documents.
+        reader: Reads what is not there yet.
         key: What the target is (weights, taps), so that another one's features are not mistaken
             for its own.
         config: The target's shape.
         taps: Layers whose entering residual stream is kept.
+
+    Attributes:
+        read_tokens: Tokens that the target has read so far.
+        seconds: Time that it took.
 
     Raises:
         DownloadError: The disk has too little space.
@@ -61,12 +76,16 @@ class FeatureCache:
         self,
         folder: Path,
         documents: Sequence[Document],
+        reader: FeatureReader,
         *,
         key: str,
         config: DecoderConfig,
         taps: Sequence[int],
     ) -> None:
+        self.read_tokens = 0
+        self.seconds = 0.0
         self._documents = documents
+        self._reader = reader
         hidden = config.hidden_size
         self._slots = np.cumsum([0, *(document.slots for document in documents)])
         self._teachers = np.cumsum([0, *(document.teachers for document in documents)])
@@ -74,21 +93,23 @@ class FeatureCache:
         for document in documents:
             digest.update(document.prompt_tokens.to_bytes(4, "little"))
             digest.update(document.tokens.numpy().astype("<u4").tobytes())
-        self._key = digest.hexdigest()
-        self._state = folder / "features.json"
         shapes = {
             "taps": (int(self._slots[-1]), len(taps) * hidden, np.uint16),
             "teacher": (int(self._teachers[-1]), hidden, np.uint16),
             "normalizer": (int(self._teachers[-1]), 1, np.float32),
+            "known": (len(documents), 1, np.uint8),
         }
-        self.bytes = sum(
+        needed = sum(
             rows * width * np.dtype(kind).itemsize for rows, width, kind in shapes.values()
         )
-        folder.mkdir(parents=True, exist_ok=True)
-        self.done = self._read_state()
-        if not self.done:
-            require_space(folder, self.bytes, "Caching the target's features")
+        owner = folder / "belongs-to.txt"
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not owner.exists() or owner.read_text("utf-8") != digest.hexdigest():
+                for name in shapes:
+                    (folder / f"{name}.bin").unlink(missing_ok=True)
+                require_space(folder, needed, "Caching the target's features")
+                owner.write_text(digest.hexdigest(), "utf-8")
             self._files = {
                 name: _mapped(folder / f"{name}.bin", (rows, width), kind)
                 for name, (rows, width, kind) in shapes.items()
@@ -100,38 +121,26 @@ class FeatureCache:
                 field="output",
             ) from None
 
-    def fill(self, reader: FeatureReader, progress: Callable[[int], None]) -> None:
-        """Read the documents that are not cached yet.
-
-        Args:
-            reader: The target.
-            progress: Told of tokens as they are read.
-        """
-        while self.done < len(self._documents):
-            first, tokens = self.done, 0
-            while self.done < len(self._documents) and (
-                tokens + len(self._documents[self.done]) <= _TOKENS_AT_ONCE or self.done == first
-            ):
-                tokens += len(self._documents[self.done])
-                self.done += 1
-            read = reader.read(self._documents[first : self.done])
-            slots = slice(self._slots[first], self._slots[self.done])
-            teachers = slice(self._teachers[first], self._teachers[self.done])
-            self._files["taps"][slots] = _bits(torch.cat([one.taps for one in read]))
-            self._files["teacher"][teachers] = _bits(torch.cat([one.teacher for one in read]))
-            self._files["normalizer"][teachers, 0] = (
-                torch.cat([one.log_normalizer for one in read]).cpu().numpy()
-            )
-            if first // 64 != self.done // 64 or self.done == len(self._documents):
-                self._write_state()
-            progress(tokens)
+    @property
+    def known(self) -> int:
+        """Documents whose features are there."""
+        return int(self._files["known"].sum())
 
     def read(self, indices: Sequence[int]) -> list[Features]:
         """Give the features of documents by their number."""
+        missing = [index for index in indices if not self._files["known"][index, 0]]
+        while missing:
+            some, tokens = [], 0
+            while missing and (not some or tokens + len(self._documents[missing[0]]) <= _AT_ONCE):
+                some.append(missing.pop(0))
+                tokens += len(self._documents[some[-1]])
+            began = time.perf_counter()
+            self._write(some, self._reader.read([self._documents[index] for index in some]))
+            self.seconds += time.perf_counter() - began
+            self.read_tokens += tokens
         read = []
         for index in indices:
-            slots = slice(self._slots[index], self._slots[index + 1])
-            teachers = slice(self._teachers[index], self._teachers[index + 1])
+            slots, teachers = self._places(index)
             read.append(
                 Features(
                     _bfloat16(self._files["taps"][slots]),
@@ -141,20 +150,21 @@ class FeatureCache:
             )
         return read
 
-    def _read_state(self) -> int:
-        try:
-            state = json.loads(self._state.read_text("utf-8"))
-        except (OSError, ValueError):
-            return 0
-        return int(state["documents"]) if state.get("key") == self._key else 0
+    def _write(self, indices: Sequence[int], features: Sequence[Features]) -> None:
+        for index, found in zip(indices, features, strict=True):
+            slots, teachers = self._places(index)
+            self._files["taps"][slots] = _bits(found.taps)
+            self._files["teacher"][teachers] = _bits(found.teacher)
+            self._files["normalizer"][teachers, 0] = found.log_normalizer.cpu().numpy()
+            # Last: whatever is interrupted before is read again.
+            self._files["known"][index] = 1
 
-    def _write_state(self) -> None:
-        for file in self._files.values():
-            assert isinstance(file, np.memmap)
-            file.flush()
-        unfinished = self._state.with_suffix(".part")
-        unfinished.write_text(json.dumps({"key": self._key, "documents": self.done}), "utf-8")
-        unfinished.replace(self._state)
+    def _places(self, index: int) -> tuple[slice, slice]:
+        """Where a document's slots and teachers lie in the files."""
+        return (
+            slice(self._slots[index], self._slots[index + 1]),
+            slice(self._teachers[index], self._teachers[index + 1]),
+        )
 
 
 def _mapped(path: Path, shape: tuple[int, int], kind: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -5,8 +5,9 @@ from typing import Any, Final
 
 import torch
 
-# Rows whose logits are held at once.
-_BLOCK: Final = 1024
+# Rows that are multiplied at once, and rows whose logits stay in a processor's cache meanwhile.
+_PRODUCT: Final = 8192
+_ELEMENTWISE: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +25,27 @@ class Teacher:
     log_normalizer: torch.Tensor
     head: torch.Tensor
 
-    def probabilities(self) -> torch.Tensor:
-        """Probabilities of the draft vocabulary, float32 `[positions, draft vocab]`.
+    def probabilities(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give what the loss needs to know of them.
 
-        They are those of the whole vocabulary's distribution: a row sums to less than one where
-        the target would write a token that the drafter cannot propose.
+        Returns:
+            Probabilities of the draft vocabulary, float32 `[positions, draft vocab]`, those of the
+            whole vocabulary's distribution: a row sums to less than one where the target would
+            write a token that the drafter cannot propose. And each row's sum of `-p log p`,
+            `[positions]`.
         """
         logits = torch.nn.functional.linear(self.hidden, self.head.to(self.hidden.dtype)).float()
-        return logits.sub_(self.log_normalizer.unsqueeze(-1)).exp_()
+        entropy = torch.empty_like(self.log_normalizer)
+        for some in _blocks(len(logits), _ELEMENTWISE):
+            logs = logits[some].sub_(self.log_normalizer[some].unsqueeze(-1))
+            probabilities = logs.exp()
+            entropy[some] = -torch.linalg.vecdot(probabilities, logs)
+            logits[some] = probabilities
+        return logits, entropy
+
+
+def _blocks(rows: int, size: int) -> list[slice]:
+    return [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
 
 
 class _RestrictedKL(torch.autograd.Function):
@@ -47,26 +61,28 @@ class _RestrictedKL(torch.autograd.Function):
         hidden: torch.Tensor,
         head: torch.Tensor,
         teacher: torch.Tensor,
+        entropy: torch.Tensor,
         positions: torch.Tensor,
     ) -> torch.Tensor:
         kind = torch.bfloat16 if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
         weight = head.detach().to(kind)
-        entropy = -torch.special.xlogy(teacher, teacher).sum(-1)
         mass = teacher.sum(-1)
         losses = torch.empty(len(hidden), device=hidden.device)
         hidden_gradient = torch.empty_like(hidden)
         head_gradient = torch.zeros_like(head, dtype=torch.float32)
-        for first in range(0, len(hidden), _BLOCK):
-            rows = slice(first, first + _BLOCK)
-            some, where = hidden[rows].to(kind), positions[rows]
-            log_drafter = torch.nn.functional.linear(some, weight).float().log_softmax(-1)
-            wanted = teacher.index_select(0, where)
-            losses[rows] = -torch.linalg.vecdot(wanted, log_drafter) - entropy[where]
-            # d(-sum p log q)/d(logits) = (sum p) q - p
-            gradient = log_drafter.exp_().mul_(mass[where].unsqueeze(-1)).sub_(wanted)
-            gradient = gradient.to(kind)
-            hidden_gradient[rows] = (gradient @ weight).to(hidden.dtype)
-            head_gradient += gradient.t() @ some
+        for block in _blocks(len(hidden), _PRODUCT):
+            some, where = hidden[block].to(kind), positions[block]
+            logits = torch.nn.functional.linear(some, weight)
+            divergences = losses[block]
+            for few in _blocks(len(some), _ELEMENTWISE):
+                at = where[few]
+                log_drafter = logits[few].float().log_softmax(-1)
+                wanted = teacher.index_select(0, at)
+                divergences[few] = -torch.linalg.vecdot(wanted, log_drafter) - entropy[at]
+                # d(-sum p log q)/d(logits) = (sum p) q - p
+                logits[few] = log_drafter.exp_().mul_(mass[at].unsqueeze(-1)).sub_(wanted)
+            hidden_gradient[block] = (logits @ weight).to(hidden.dtype)
+            head_gradient += logits.t() @ some
         ctx.save_for_backward(hidden_gradient, head_gradient)
         return losses
 
@@ -75,7 +91,7 @@ class _RestrictedKL(torch.autograd.Function):
         hidden_gradient, head_gradient = ctx.saved_tensors
         # All rows weigh the same, so one number scales both gradients.
         one = scale[0]
-        return hidden_gradient * one.to(hidden_gradient.dtype), head_gradient * one, None, None
+        return hidden_gradient * one.to(hidden_gradient.dtype), head_gradient * one, None, None, None
 
 
 def restricted_kl(
@@ -96,6 +112,6 @@ def restricted_kl(
         A scalar. (Each row has the weight one; scale the sum for a mean.)
     """
     losses: torch.Tensor = _RestrictedKL.apply(  # type: ignore[no-untyped-call]
-        hidden, head, teacher.probabilities(), positions
+        hidden, head, *teacher.probabilities(), positions
     )
     return losses.sum()

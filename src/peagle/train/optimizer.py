@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from peagle.train.muon import Muon
+
 _ADAM_ENDINGS = ("lm_head.weight", "markov.out.weight")
 
 
@@ -27,13 +29,7 @@ class Optimizer:
             (matrices if inner else others).append(parameter)
         self._parts: list[tuple[torch.optim.Optimizer, float]] = [
             (
-                torch.optim.Muon(
-                    matrices,
-                    lr=matrix_rate,
-                    momentum=0.95,
-                    weight_decay=0.0,
-                    adjust_lr_fn="match_rms_adamw",
-                ),
+                Muon(matrices, lr=matrix_rate, momentum=0.95),
                 matrix_rate,
             ),
             (

@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -32,6 +32,8 @@ from peagle.train.split import held_out as held_out_flags
 from peagle.train.trainer import Trainer
 
 DRAFTER_FILE = "drafter.safetensors"
+_MEASURED: Final = 40
+"""Held-out documents that are measured on during a run: a few thousand places of answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +132,8 @@ def open_run(
     recipe: Recipe,
     data: Data,
     cache_features: bool,
-    progress: Callable[[int], None],
 ) -> tuple[Trainer, NetworkConfig, torch.Tensor]:
-    """Make everything that a run needs, the features included.
+    """Make everything that a run needs.
 
     Args:
         run: The run's folder.
@@ -142,7 +143,6 @@ def open_run(
         recipe: How to train.
         data: What on.
         cache_features: Whether to keep the target's features on disk.
-        progress: Told of tokens whose features were read.
 
     Returns:
         The trainer, the drafter's shape and the target ids of its draft vocabulary.
@@ -170,11 +170,10 @@ def open_run(
     run.mkdir(parents=True, exist_ok=True)
     source: FeatureSource = FeaturesOnTheFly(data.documents, reader)
     if cache_features:
-        source = cache = FeatureCache(
-            run / "features", data.documents, key=weights,
+        source = FeatureCache(
+            run / "features", data.documents, reader, key=weights,
             config=model.config, taps=model.taps,
         )  # fmt: skip
-        cache.fill(reader, progress)
     identity = {
         "model": f"{name} ({weights[:16]})",
         "recipe": hashlib.sha256(recipe.to_yaml().encode()).hexdigest()[:16],
@@ -186,7 +185,8 @@ def open_run(
         target_ids=ids.to(model.device),
         documents=data.documents,
         training=data.training,
-        held_out=data.held_out,
+        # Spread, because conversations of one kind may stand together.
+        held_out=data.held_out[:: -(-len(data.held_out) // _MEASURED)],
         source=source,
         recipe=recipe,
         run=run,

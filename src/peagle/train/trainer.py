@@ -148,12 +148,15 @@ class Trainer:
         measured = progress.tokens // limits.measure_tokens
         try:
             while progress.tokens < limits.tokens and progress.stale < limits.patience:
-                clock = time.perf_counter()
+                clock, reading = time.perf_counter(), self._source.seconds
                 loss = self._update(limits)
-                progress.seconds += time.perf_counter() - clock
+                reading = self._source.seconds - reading
+                progress.reading_seconds += reading
+                progress.seconds += time.perf_counter() - clock - reading
                 self._log({"step": progress.step, "tokens": progress.tokens, "loss": loss,
                            "epoch": progress.epoch,
-                           "tokens_per_s": progress.tokens / progress.seconds})  # fmt: skip
+                           "seconds": round(progress.seconds, 1),
+                           "reading_seconds": round(progress.reading_seconds, 1)})  # fmt: skip
                 on_step(progress, loss)
                 if progress.tokens // limits.measure_tokens > measured:
                     measured = progress.tokens // limits.measure_tokens
@@ -191,7 +194,6 @@ class Trainer:
         self.progress.stale = 0 if better else self.progress.stale + 1
         self._log({
             "step": self.progress.step, "tokens": self.progress.tokens,
-            "seconds": round(self.progress.seconds, 1),
             "held_out_acceptance_length": round(held_out.acceptance_length, 4),
             "held_out_top1": held_out.top1, "held_out_reached": held_out.reached,
         })  # fmt: skip

@@ -5,12 +5,15 @@ a row of depth `d` takes the token `x[a+d+1]` and the network's own output at de
 of mask vectors, so depths are computed one after another.
 """
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from peagle.draft.eagle3.config import Eagle3Config
 from peagle.train.batch import Batch
-from peagle.train.networks.trunk import DocumentMask, TrainedLayer, Trunk, turned
+from peagle.train.networks.rollout_attention import Sight
+from peagle.train.networks.trunk import KeysValues, TrainedLayer, Trunk, turned
 
 
 class Eagle3Training(Trunk):
@@ -24,7 +27,10 @@ class Eagle3Training(Trunk):
         Returns:
             What the output head multiplies, for the supervised rows: `[supervised, hidden]`.
         """
-        memories = [_Memory(batch.rows) for _ in self.layers]
+        memories = [_Memory() for _ in self.layers]
+        by_depth = batch.row_depths.argsort(stable=True)
+        place = torch.empty_like(by_depth)
+        place[by_depth] = torch.arange(batch.rows, device=place.device)
         outputs: list[torch.Tensor] = []
         places: list[torch.Tensor] = []
         fed: torch.Tensor | None = None
@@ -35,28 +41,25 @@ class Eagle3Training(Trunk):
             else:
                 # Rows of a depth are a subset of the one before, in the same order.
                 hidden = fed.index_select(0, torch.searchsorted(places[-1], batch.parents[rows]))
-            residual = self._depth(batch, depth, rows, hidden, memories)
+            seen = batch.sight(rows)
+            seen = replace(seen, pair_members=place[seen.pair_members])
+            residual = self._depth(batch, rows, hidden, memories, seen)
             normed = self.norm(residual)
             fed = normed if self.config.norm_output else residual
             outputs.append(normed)
             places.append(rows)
-        everything = torch.cat(outputs)
-        order = torch.empty(batch.rows, dtype=torch.int64, device=everything.device)
-        order[torch.cat(places)] = torch.arange(batch.rows, device=everything.device)
-        return everything[order[batch.supervised]]
+        return torch.cat(outputs).index_select(0, place[batch.supervised])
 
     def _depth(
         self,
         batch: Batch,
-        depth: int,
         rows: torch.Tensor,
         hidden: torch.Tensor,
         memories: list["_Memory"],
+        sight: Sight,
     ) -> torch.Tensor:
         """Run the rows of one depth, `[its rows, hidden]`, with the keys of those before."""
         cosine, sine = self.rope.turns(batch.positions[rows])
-        documents = _masks(batch, depth)
-        reached = torch.nonzero(batch.row_depths <= depth).squeeze(1)
         residual = hidden
         for index, (layer, memory) in enumerate(zip(self.layers, memories, strict=True)):
             assert isinstance(layer, TrainedLayer)
@@ -73,42 +76,30 @@ class Eagle3Training(Trunk):
                 turned(attention.heads(projection, entering), (cosine, sine))
                 for projection in (attention.q_proj, attention.k_proj)
             )
-            memory.put(rows, keys, attention.heads(attention.v_proj, entering))
-            attended = attention.attend(queries, *memory.read(reached), documents)
+            memory.put(keys, attention.heads(attention.v_proj, entering))
+            attended = attention.attend(queries, memory.real, memory.everything, sight)
             residual = layer.feed(residual.float(), attended)
         return residual
 
 
 class _Memory:
-    """Keys and values of one layer, depth after depth, by row of the batch."""
+    """Keys and values of one layer, depth after depth."""
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self._where: list[torch.Tensor] = []
+    def __init__(self) -> None:
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
 
-    def put(self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def put(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Add the rows of a depth."""
-        self._where.append(rows)
         self._keys.append(keys)
         self._values.append(values)
 
-    def read(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give keys and values of `rows`, all of which were put."""
-        where = torch.cat(self._where)
-        order = torch.empty(self._rows, dtype=torch.int64, device=where.device)
-        order[where] = torch.arange(len(where), device=where.device)
-        wanted = order[rows]
-        return torch.cat(self._keys)[wanted], torch.cat(self._values)[wanted]
+    @property
+    def real(self) -> KeysValues:
+        """Those of the real slots."""
+        return self._keys[0], self._values[0]
 
-
-def _masks(batch: Batch, depth: int) -> list[DocumentMask]:
-    """What the rows of one depth see of the rows up to it, document by document."""
-    depths = torch.split(batch.row_depths, [document.rows for document in batch.whole])
-    masks = []
-    for document, own in zip(batch.whole, depths, strict=True):
-        reached = torch.nonzero(own <= depth).squeeze(1)
-        asking = torch.nonzero(own[reached] == depth).squeeze(1)
-        masks.append(DocumentMask(document.visible[reached][:, reached], asking))
-    return masks
+    @property
+    def everything(self) -> KeysValues:
+        """Those of all rows, depth after depth."""
+        return torch.cat(self._keys), torch.cat(self._values)

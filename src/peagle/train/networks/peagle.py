@@ -97,21 +97,27 @@ class PEagleTraining(Trunk):
             *((normed, mask_normed) if self.config.norm_before_residual else (hidden, mask_hidden))
         ).float()
         last = len(self.layers) - 1
-        needed, documents = (batch.supervised, batch.asking) if last == 0 else (None, batch.whole)
-        if needed is not None:
-            queries, residual = queries[needed], residual[needed]
-        asking_turns: Turns = turns if needed is None else (turns[0][needed], turns[1][needed])
+        asking = batch.sight(batch.supervised)
+        whole = batch.sight(torch.arange(rows, device=context.device)) if last else asking
+        asking_turns: Turns = turns
+        if last == 0:
+            queries, residual = (
+                part.index_select(0, batch.supervised) for part in (queries, residual)
+            )
+            asking_turns = (turns[0][batch.supervised], turns[1][batch.supervised])
+        keys = turned(keys, turns)
+        real = (keys.index_select(0, context), values.index_select(0, context))
         residual = layer.feed(
             residual,
-            attention.attend(turned(queries, asking_turns), turned(keys, turns), values, documents),
+            attention.attend(turned(queries, asking_turns), real, (keys, values), whole),
         )
         for index, further in enumerate(self.layers):
             if index == 0:
                 continue
             if index == last:
-                residual = further(residual, turns, batch.asking, batch.supervised)
+                residual = further(residual, turns, context, asking, batch.supervised)
             else:
-                residual = further(residual, turns, batch.whole)
+                residual = further(residual, turns, context, whole)
         out: torch.Tensor = self.norm(residual)
         if not self.has_markov:
             return out

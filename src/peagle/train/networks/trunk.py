@@ -3,8 +3,6 @@
 Modules are nested so that parameter names are those of checkpoints (`draft.network.tensors`).
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
@@ -12,6 +10,7 @@ from torch import nn
 from peagle.draft.network.config import NetworkConfig
 from peagle.model.config import DecoderConfig
 from peagle.model.rope import inverse_frequencies
+from peagle.train.networks.rollout_attention import Sight, rollout_attention
 
 
 class Norm(nn.Module):
@@ -46,6 +45,7 @@ class Rope:
 
 
 Turns = tuple[torch.Tensor, torch.Tensor]
+KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 
 def turned(heads: torch.Tensor, turns: Turns) -> torch.Tensor:
@@ -77,55 +77,18 @@ class Attention(nn.Module):
     def attend(
         self,
         queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        documents: Sequence["DocumentMask"],
+        context: KeysValues,
+        members: KeysValues,
+        sight: Sight,
     ) -> torch.Tensor:
-        """Attend within each document and project back.
-
-        Args:
-            queries: Rotated, of all documents' asking rows, `[asking, heads, head_dim]`.
-            keys: Rotated, of all rows, `[rows, kv_heads, head_dim]`.
-            values: `[rows, kv_heads, head_dim]`.
-            documents: Which rows belong together and see each other.
+        """Attend (`rollout_attention`) and project back.
 
         Returns:
             `[asking, hidden]`.
         """
-        asking = torch.split(queries, [len(document.asking) for document in documents])
-        lengths = [document.rows for document in documents]
-        pieces = [
-            F.scaled_dot_product_attention(
-                q.transpose(0, 1).unsqueeze(0),
-                k.transpose(0, 1).unsqueeze(0),
-                v.transpose(0, 1).unsqueeze(0),
-                attn_mask=document.visible,
-                enable_gqa=True,
-            )[0].transpose(0, 1)
-            for q, k, v, document in zip(
-                asking, torch.split(keys, lengths), torch.split(values, lengths), documents,
-                strict=True,
-            )
-        ]  # fmt: skip
-        attended: torch.Tensor = self.o_proj(torch.cat(pieces).flatten(1))
-        return attended
-
-
-class DocumentMask:
-    """Which rows of one document ask, and what they see.
-
-    Attributes:
-        rows: Rows of the document.
-        asking: Which of them are queries, int64 `[asking]`.
-        visible: What those see, `[asking, rows]`.
-    """
-
-    __slots__ = ("asking", "rows", "visible")
-
-    def __init__(self, visible: torch.Tensor, asking: torch.Tensor | None = None) -> None:
-        self.rows = visible.shape[0]
-        self.asking = torch.arange(self.rows) if asking is None else asking
-        self.visible = visible if asking is None else visible[asking]
+        attended = rollout_attention(queries, context, members, sight)
+        projected: torch.Tensor = self.o_proj(attended.flatten(1))
+        return projected
 
 
 class MLP(nn.Module):
@@ -167,7 +130,8 @@ class TrainedLayer(nn.Module):
         self,
         residual: torch.Tensor,
         turns: Turns,
-        documents: Sequence[DocumentMask],
+        context: torch.Tensor,
+        sight: Sight,
         asking: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run a layer other than the first.
@@ -175,7 +139,8 @@ class TrainedLayer(nn.Module):
         Args:
             residual: `[rows, hidden]`.
             turns: Rotations of all rows.
-            documents: What the asking rows see.
+            context: Which rows are real slots, `[slots]`.
+            sight: What the asking rows see.
             asking: Rows to go on with, `[asking]`; all if None. The others give keys and values.
 
         Returns:
@@ -186,10 +151,13 @@ class TrainedLayer(nn.Module):
         keys = turned(attention.heads(attention.k_proj, entering), turns)
         values = attention.heads(attention.v_proj, entering)
         if asking is not None:
-            residual, entering = residual[asking], entering[asking]
+            residual, entering = (
+                rows.index_select(0, asking) for rows in (residual, entering)
+            )
             turns = (turns[0][asking], turns[1][asking])
         queries = turned(attention.heads(attention.q_proj, entering), turns)
-        return self.feed(residual, attention.attend(queries, keys, values, documents))
+        real = (keys.index_select(0, context), values.index_select(0, context))
+        return self.feed(residual, attention.attend(queries, real, (keys, values), sight))
 
 
 class Trunk(nn.Module):
