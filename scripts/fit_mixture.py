@@ -21,7 +21,7 @@ import torch
 
 from peagle.draft.corpus import Corpus
 from peagle.draft.lookup import Lookup
-from peagle.draft.mixture import SHIPPED_PRIOR, MixturePrior
+from peagle.draft.mixture import SHIPPED_PRIOR, MixturePrior, NetworkWeights
 from peagle.draft.proposer import Proposer
 from peagle.draft.replay import replay
 from peagle.spec import ParallelDraftingSpec
@@ -33,7 +33,7 @@ SELF_CHAT = REPOSITORY / "data" / "smollm2-self-chat.jsonl.gz"
 CORPUS = REPOSITORY / "src" / "peagle" / "catalog" / "corpora" / "smollm2-135m-instruct.safetensors"
 
 LONGEST_MATCH = 32
-# Until a drafter network is fitted along: its weights at depths 1, 2 and deeper as first measured,
+# For drafters that come without weights of their own: at depths 1, 2 and deeper as first measured,
 # whatever the length of the match.
 MATCH_BOUNDS = (2, 4, 8)
 NETWORK_WEIGHTS = tuple((weight,) * (len(MATCH_BOUNDS) + 1) for weight in (0.6, 0.3, 0.1))
@@ -151,8 +151,9 @@ def prior_of(by_length: list[float], by_order: list[float], factor: float) -> Mi
     return MixturePrior(
         lookup_evidence=by_length,
         corpus_evidence=(unknown, *(rounded(factor * torch.tensor(known)))),
-        match_bounds=MATCH_BOUNDS,
-        network_weights=NETWORK_WEIGHTS,
+        network=NetworkWeights(
+            match_bounds=MATCH_BOUNDS, weights=NETWORK_WEIGHTS, provenance={"fitted": False}
+        ),
         trust_observations=TRUST_OBSERVATIONS,
     )
 
@@ -196,7 +197,6 @@ def main() -> None:
         "nats_per_token": round(loss, 4),
         "corpus_factor": factor,
         "acceptance_length": {name: round(value, 2) for name, value in figures.items()},
-        "network_weights": "not fitted",
     }
     told.output.write_text(
         json.dumps(prior.model_dump() | {"provenance": provenance}, indent=1) + "\n"

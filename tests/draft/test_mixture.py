@@ -3,15 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from peagle.draft.mixture import Mixture, MixturePrior
+from peagle.draft.mixture import Mixture, MixturePrior, NetworkWeights
 from peagle.draft.tree import CandidateTree, Source
 from peagle.errors import CheckpointError
 
 PRIOR = MixturePrior(
     lookup_evidence=(0.0, 1.0, 4.0),
     corpus_evidence=(0.5, 1.0, 1.0, 1.0, 2.0, 4.0),
-    match_bounds=(2,),
-    network_weights=((0.6, 0.2), (0.1, 0.0)),
+    network=NetworkWeights(match_bounds=(2,), weights=((0.6, 0.2), (0.1, 0.0))),
     trust_observations=10.0,
 )
 
@@ -67,12 +66,12 @@ def test_broken_network_leaves_its_weight_to_text() -> None:
 
 
 def test_network_weight_depends_on_depth_and_match() -> None:
-    assert [PRIOR.network_weight(depth, match) for depth, match in ((1, 1), (1, 2), (2, 9))] == [
+    assert [PRIOR.network.at(depth, match) for depth, match in ((1, 1), (1, 2), (2, 9))] == [
         0.6,
         0.2,
         0.0,
     ]
-    assert PRIOR.network_weight(30, 0) == 0.1
+    assert PRIOR.network.at(30, 0) == 0.1
 
 
 def tree_of(probability: float) -> CandidateTree:
@@ -120,8 +119,8 @@ def test_prior_is_read_as_written(tmp_path: Path) -> None:
     [
         {"lookup_evidence": [0.0, -1.0]},
         {"corpus_evidence": [1.0]},
-        {"network_weights": [[0.6]]},
-        {"network_weights": [[0.6, 1.5]]},
+        {"network": {"match_bounds": [2], "weights": [[0.6]]}},
+        {"network": {"match_bounds": [2], "weights": [[0.6, 1.5]]}},
         {"trust_observations": 0},
         {"unknown": 1},
     ],

@@ -1,5 +1,6 @@
 """`peagle train`: a drafter from a model's own answers."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peagle.cli.options import DeviceOption
+from peagle.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -17,18 +19,40 @@ if TYPE_CHECKING:
 
 def train(
     model: Annotated[str, typer.Argument(help="The target: a name, a GGUF file or a folder.")],
-    data: Annotated[
-        list[Path],
-        typer.Option(help="Conversations, as `peagle synth` writes them; may be given again."),
-    ],
     output: Annotated[Path, typer.Option(help="Folder for checkpoints, log and drafter.")],
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="Conversations, as `peagle synth` writes them; may be given again."),
+    ] = None,
+    traffic: Annotated[
+        Path | None,
+        typer.Option(
+            help="Logged requests with their responses: go on with a drafter, and keep the new "
+            "one only if it is better on requests that were held out."
+        ),
+    ] = None,
     method: Annotated[str, typer.Option(help="peagle or eagle3.")] = "peagle",
     recipe: Annotated[
         Path | None, typer.Option(help="YAML file that says how; a good default without.")
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            help="Drafter to go on with, of the same target; with --traffic the model's own."
+        ),
+    ] = None,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="Corpus that will be drafted from beside it; the model's own without."),
+    ] = None,
     tokens: Annotated[
-        int, typer.Option(min=1, help="Response tokens to train on, over all epochs.")
-    ] = 5_000_000,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Response tokens to train on, over all epochs: 5 million, or 4 epochs of "
+            "--traffic, without.",
+        ),
+    ] = None,
     hours: Annotated[
         float | None, typer.Option(min=0, help="Stop after so long; go on with --resume.")
     ] = None,
@@ -46,53 +70,90 @@ def train(
 ) -> None:
     """Train a drafter for a model on what the model wrote.
 
-    Ctrl-C writes a checkpoint and stops; --resume goes on.
+    Ctrl-C or SIGTERM writes a checkpoint and stops; --resume goes on.
     """
     from rich.console import Console
     from rich.progress import Progress
 
     from peagle.catalog import resolve
+    from peagle.draft.storage import read_config
     from peagle.model.loading import load_target
-    from peagle.train.conversations import read_conversations
     from peagle.train.recipe import Recipe
-    from peagle.train.run import check_folder, finish, open_run, split_data
+    from peagle.train.run import (
+        begin_from_drafter,
+        begin_from_target,
+        check_folder,
+        finish,
+        open_run,
+        split_data,
+    )
+    from peagle.train.traffic import read_data, read_traffic
     from peagle.train.trainer import Limits
 
+    if not data and traffic is None:
+        raise InvalidRequestError(
+            "There is nothing to train on.",
+            remedy="Give --data with what `peagle synth` wrote, or --traffic with a log.",
+            field="data",
+        )
     how = Recipe.of_method(method) if recipe is None else Recipe.read(recipe)
     check_folder(output, resume=resume)
-    files = resolve(model).files
-    target = load_target(files, dtype="bfloat16", device=device)
+    resolved = resolve(model)
+    first = start or (resolved.drafter if traffic is not None else None)
+    if traffic is not None and first is None:
+        raise InvalidRequestError(
+            f"{model} has no drafter of its own that could learn from traffic.",
+            remedy="Name one with --start, or train one with --data first.",
+            field="start",
+        )
+    if first is not None and recipe is None:
+        how = Recipe.of_method(read_config(first).method)
+    target = load_target(resolved.files, dtype="bfloat16", device=device)
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as progress:
-        conversations = [
-            conversation
-            for path in data
-            for conversation in read_conversations(
-                path,
-                vocab_size=target.tokenizer.vocab_size,
-                tokenizer_fingerprint=target.tokenizer.fingerprint(),
-            ).conversations
-        ]
+        logged = None if traffic is None else read_traffic(traffic, model)
+        if logged is not None:
+            console.print(logged.summary, highlight=False)
+        conversations = read_data(data or [], target) + (logged.conversations if logged else [])
         split = split_data(conversations, target.model.config.context_length)
-        trainer, config, ids = open_run(
-            output, target=target, files=files, name=model, recipe=how, data=split,
-            cache_features=cache_features,
+        beginning = (
+            begin_from_target(target, model, how, split)
+            if first is None
+            else begin_from_drafter(first, target, how)
+        )
+        trainer = open_run(
+            output, target=target, files=resolved.files, name=model, beginning=beginning,
+            data=split, cache_features=cache_features,
         )  # fmt: skip
+        epochs = 4 * sum(split.documents[index].teachers for index in split.training)
+        budget = tokens or (5_000_000 if traffic is None else epochs)
+        shown = _Shown(progress, budget)
         if resume:
             trainer.resume()
-        shown = _Shown(progress, tokens)
+        elif first is not None:
+            shown.measured(trainer.measure_beginning(), better=False)
+        # A run in the background hears of its end this way, and ignores Ctrl-C.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             trainer.train(
-                Limits(tokens=tokens, seconds=None if hours is None else hours * 3600),
+                Limits(tokens=budget, seconds=None if hours is None else hours * 3600),
                 on_step=shown.step,
                 on_measured=shown.measured,
             )
         except KeyboardInterrupt:
             sys.stderr.write(f"Stopped; go on with: --resume --output {output}\n")
             raise
-    drafter = finish(trainer, output, config, ids)
+        reached = trainer.measure().acceptance_length
+        if traffic is not None and reached <= trainer.progress.begun_with:
+            sys.stdout.write(
+                f"The drafter {first} stays: held-out acceptance length "
+                f"{trainer.progress.begun_with:.3f} before, {reached:.3f} after.\n"
+            )
+            return
+        drafter = finish(trainer, output, beginning, split, corpus or resolved.corpus)
+    before = f" ({trainer.progress.begun_with:.3f} before)" if first is not None else ""
     sys.stdout.write(
-        f"{drafter}: held-out acceptance length {trainer.progress.best:.3f} after "
+        f"{drafter}: held-out acceptance length {reached:.3f}{before} after "
         f"{trainer.progress.tokens} response tokens\n"
     )
 

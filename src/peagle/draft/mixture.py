@@ -26,6 +26,34 @@ _Evidence = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Weight = Annotated[float, Field(ge=0, le=1)]
 
 
+class NetworkWeights(BaseModel):
+    """How much a drafter network is believed beside the text sources; it comes with the drafter.
+
+    Attributes:
+        match_bounds: Match lengths at which the next column of `weights` begins.
+        weights: Weight of the network's distribution against the text's; one row per depth, the
+            last for all deeper ones, one column per range of longest matches.
+        provenance: Where the numbers come from.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    match_bounds: tuple[int, ...]
+    weights: tuple[tuple[_Weight, ...], ...] = Field(min_length=1)
+    provenance: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _columns_match(self) -> Self:
+        if any(len(row) != len(self.match_bounds) + 1 for row in self.weights):
+            raise ValueError("weights needs one column more than match_bounds has entries")
+        return self
+
+    def at(self, depth: int, match_length: int) -> float:
+        """Weight of the network's distribution where text has something to say as well."""
+        row = self.weights[min(depth, len(self.weights)) - 1]
+        return row[bisect_right(self.match_bounds, match_length)]
+
+
 class MixturePrior(BaseModel):
     """What is believed before the request has said anything, fitted on held-out text.
 
@@ -34,9 +62,7 @@ class MixturePrior(BaseModel):
             entry is for all longer ones.
         corpus_evidence: Evidence of the corpus, by the length of the longest context that it
             knows, from 0 up. Entry 0 stands for all that no source knows.
-        match_bounds: Match lengths at which the next column of `network_weights` begins.
-        network_weights: Weight of the network's distribution against the text's; one row per
-            depth, the last for all deeper ones, one column per range of longest matches.
+        network: How much a drafter is believed that does not say so itself.
         trust_observations: How many observed positions the prior's calibration is worth.
         provenance: Where the numbers come from.
     """
@@ -45,26 +71,18 @@ class MixturePrior(BaseModel):
 
     lookup_evidence: tuple[_Evidence, ...] = Field(min_length=2)
     corpus_evidence: tuple[_Evidence, ...] = Field(min_length=ORDER + 1, max_length=ORDER + 1)
-    match_bounds: tuple[int, ...]
-    network_weights: tuple[tuple[_Weight, ...], ...] = Field(min_length=1)
+    network: NetworkWeights
     trust_observations: float = Field(gt=0, allow_inf_nan=False)
     provenance: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _columns_match(self) -> Self:
-        if any(len(row) != len(self.match_bounds) + 1 for row in self.network_weights):
-            raise ValueError("network_weights needs one column more than match_bounds has entries")
-        return self
 
     @property
     def longest_match(self) -> int:
         """Match length from which on evidence no longer grows."""
         return len(self.lookup_evidence) - 1
 
-    def network_weight(self, depth: int, match_length: int) -> float:
-        """Weight of the network's distribution where text has something to say as well."""
-        row = self.network_weights[min(depth, len(self.network_weights)) - 1]
-        return row[bisect_right(self.match_bounds, match_length)]
+    def with_network(self, weights: NetworkWeights | None) -> Self:
+        """Give the same prior with a drafter's own weights, if it has any."""
+        return self if weights is None else self.model_copy(update={"network": weights})
 
     @classmethod
     def load(cls, path: Path = SHIPPED_PRIOR) -> Self:

@@ -125,7 +125,7 @@ class _Branch:
             followed,
             len(self._ranges),
             network.children(depth, self._path),
-            mixture.prior.network_weight(depth, max(self._matches.values(), default=0)),
+            mixture.prior.network.at(depth, max(self._matches.values(), default=0)),
         )
 
 

@@ -14,7 +14,7 @@ from peagle.draft.corpus import Corpus
 from peagle.draft.loading import open_drafter
 from peagle.draft.mixture import MixturePrior
 from peagle.draft.proposer import Proposer
-from peagle.draft.storage import read_config
+from peagle.draft.storage import read_config, read_network_weights
 from peagle.engine.choice import TokenChooser
 from peagle.engine.engine import DEFAULT_MAX_CONCURRENT, Engine
 from peagle.engine.sequence import Sequence as EngineSequence
@@ -110,7 +110,9 @@ class LLM:
             if chosen is not None
             else None
         )
-        self._prior = MixturePrior.load()
+        self._prior = MixturePrior.load().with_network(
+            read_network_weights(chosen) if chosen is not None else None
+        )
         self.engine = Engine(self.target, self.target.new_cache(budget), network, max_concurrent)
         usual = resolved.entry.default_spec.model_dump() if resolved.entry else {}
         if drafter is not None:

@@ -27,6 +27,7 @@ class Progress:
         cursor: Documents of this epoch that are done.
         seconds: Time spent training, measuring and the target's reading apart.
         reading_seconds: Time that the target spent reading what is trained on.
+        begun_with: Held-out acceptance length of the drafter that the run began with; 0 for none.
         best: Best held-out acceptance length so far.
         stale: Measurements since then.
     """
@@ -37,6 +38,7 @@ class Progress:
     cursor: int = 0
     seconds: float = 0.0
     reading_seconds: float = 0.0
+    begun_with: float = 0.0
     best: float = 0.0
     stale: int = 0
 

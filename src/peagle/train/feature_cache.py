@@ -130,7 +130,8 @@ class FeatureCache:
         """Give the features of documents by their number."""
         missing = [index for index in indices if not self._files["known"][index, 0]]
         while missing:
-            some, tokens = [], 0
+            some: list[int] = []
+            tokens = 0
             while missing and (not some or tokens + len(self._documents[missing[0]]) <= _AT_ONCE):
                 some.append(missing.pop(0))
                 tokens += len(self._documents[some[-1]])

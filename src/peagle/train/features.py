@@ -16,8 +16,9 @@ from peagle.model.decoder import rms_norm
 from peagle.model.rope import RotaryEmbedding
 from peagle.model.target import TargetModel
 
-# Rows of the full vocabulary's logits held at once.
-_HEAD_ROWS: Final = 512
+# Rows of the full vocabulary's logits that are made at once, and that stay in a cache as float32.
+_HEAD_ROWS: Final = 256
+_SUMMED_ROWS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +154,9 @@ class FeatureReader:
             ]).to(target.device)  # fmt: skip
             teacher = rms_norm(residual[wanted], target.weights.norm, target.config.rms_norm_eps)
             normalizers = torch.cat([
-                torch.logsumexp(target.weights.head(some).float(), -1)
+                torch.logsumexp(few.float(), -1)
                 for some in torch.split(teacher, _HEAD_ROWS)
+                for few in torch.split(target.weights.head(some), _SUMMED_ROWS)
             ])  # fmt: skip
         counts = [document.teachers for document in documents]
         return [

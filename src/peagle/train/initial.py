@@ -1,10 +1,11 @@
-"""Where training starts: a drafter made of the target's own last layers."""
+"""Where training starts: the target's own last layers, or a drafter that was trained before."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from peagle.draft.network.config import NetworkConfig
+from peagle.errors import InvalidRequestError
 from peagle.train.networks.trunk import Trunk
 
 
@@ -65,3 +66,25 @@ def start_from_target(
             if norm is not None and same_width:
                 network.first.hidden_norm.weight.copy_(norm)
                 network.first.input_layernorm.weight.fill_(1.0)
+
+
+@torch.no_grad()
+def start_from_drafter(network: Trunk, drafter: Mapping[str, torch.Tensor]) -> None:
+    """Set a network's weights to those of a drafter of the same shape."""
+    for name, weight in network.named_parameters():
+        weight.copy_(drafter[name].view(weight.shape))
+
+
+def check_trainable(config: NetworkConfig) -> None:
+    """Refuse a drafter with parts that do not train here.
+
+    Raises:
+        InvalidRequestError: It has one.
+    """
+    for part in ("own_embedding", "norm_before_fc", "fc_norm"):
+        if getattr(config, part):
+            raise InvalidRequestError(
+                f"The drafter to start from has {part}, which training does not know.",
+                remedy="Start from a drafter that was trained here, or from none.",
+                field="start",
+            )

@@ -56,7 +56,7 @@ class _RestrictedKL(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917  (autograd hands over positions)
         ctx: Any,
         hidden: torch.Tensor,
         head: torch.Tensor,
@@ -91,7 +91,13 @@ class _RestrictedKL(torch.autograd.Function):
         hidden_gradient, head_gradient = ctx.saved_tensors
         # All rows weigh the same, so one number scales both gradients.
         one = scale[0]
-        return hidden_gradient * one.to(hidden_gradient.dtype), head_gradient * one, None, None, None
+        return (
+            hidden_gradient * one.to(hidden_gradient.dtype),
+            head_gradient * one,
+            None,
+            None,
+            None,
+        )
 
 
 def restricted_kl(

@@ -6,6 +6,8 @@ from typing import Any, Final, Self, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from peagle.draft.network.config import NetworkConfig
+from peagle.draft.peagle.config import PEagleConfig
 from peagle.errors import InvalidRequestError
 from peagle.spec import NetworkMethod
 
@@ -100,6 +102,29 @@ class Recipe(BaseModel):
                 remedy=f"Known keys: {', '.join(cls.model_fields)}.",
                 field=where,
             ) from None
+
+    def for_drafter(self, config: NetworkConfig) -> Self:
+        """Give the recipe for going on with a drafter, whose shape is decided already.
+
+        Raises:
+            InvalidRequestError: The recipe says something else.
+        """
+        markov_rank = config.markov_rank if isinstance(config, PEagleConfig) else 0
+        shape = {
+            "method": config.method,
+            "layers": config.decoder.num_layers,
+            "draft_vocab_size": config.draft_vocab_size,
+            "markov_rank": markov_rank,
+        }
+        for name, value in shape.items():
+            told = getattr(self, name)
+            if name in self.model_fields_set and told != value:
+                raise InvalidRequestError(
+                    f"The recipe has {name} {told}, but the drafter to start from has {value}.",
+                    remedy=f"Leave {name} out of the recipe, or start from another drafter.",
+                    field=name,
+                )
+        return self.model_copy(update=shape)
 
     def to_yaml(self) -> str:
         """Write all values as YAML."""

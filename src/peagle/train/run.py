@@ -9,11 +9,14 @@ from typing import Any, Final
 
 import torch
 
+from peagle.draft.corpus import Corpus
 from peagle.draft.eagle3.config import Eagle3Config
+from peagle.draft.mixture import MixturePrior
+from peagle.draft.network.compatibility import check_target
 from peagle.draft.network.config import NetworkConfig
-from peagle.draft.network.tensors import DRAFT_TO_TARGET, offsets
+from peagle.draft.network.tensors import DRAFT_TO_TARGET, offsets, target_ids
 from peagle.draft.peagle.config import PEagleConfig
-from peagle.draft.storage import save_drafter
+from peagle.draft.storage import load_drafter, read_config, save_drafter
 from peagle.errors import InvalidRequestError
 from peagle.model.loading import LoadedTarget
 from peagle.model.prepared import open_checkpoint
@@ -23,7 +26,13 @@ from peagle.train.conversations import Conversation
 from peagle.train.curve import draw_learning_curve
 from peagle.train.feature_cache import FeatureCache, FeaturesOnTheFly, FeatureSource
 from peagle.train.features import Document, FeatureReader
-from peagle.train.initial import draft_vocabulary, start_from_target
+from peagle.train.initial import (
+    check_trainable,
+    draft_vocabulary,
+    start_from_drafter,
+    start_from_target,
+)
+from peagle.train.mixture_fit import fit_network_weights, read_places
 from peagle.train.networks.eagle3 import Eagle3Training
 from peagle.train.networks.peagle import PEagleTraining
 from peagle.train.networks.trunk import Trunk
@@ -34,6 +43,8 @@ from peagle.train.trainer import Trainer
 DRAFTER_FILE = "drafter.safetensors"
 _MEASURED: Final = 40
 """Held-out documents that are measured on during a run: a few thousand places of answers."""
+_FITTED: Final = 120
+"""Held-out documents that the mixture is fitted on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,37 +134,79 @@ def drafter_config(target: LoadedTarget, name: str, recipe: Recipe) -> NetworkCo
     return PEagleConfig(**shape, mask_token_id=model.vocab_size - 1, markov_rank=recipe.markov_rank)
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a run begins with.
+
+    Attributes:
+        recipe: How to train.
+        config: The drafter's shape.
+        drafter: Weights to go on with, by name; None to begin from the target.
+        ids: Target id of each draft id, int64 `[draft vocab]`.
+    """
+
+    recipe: Recipe
+    config: NetworkConfig
+    drafter: dict[str, torch.Tensor] | None
+    ids: torch.Tensor
+
+
+def begin_from_target(target: LoadedTarget, name: str, recipe: Recipe, data: Data) -> Beginning:
+    """Begin with a drafter made of the target's last layers.
+
+    Raises:
+        InvalidRequestError: The recipe does not fit the target.
+    """
+    answers = [
+        data.documents[index].tokens[data.documents[index].prompt_tokens :]
+        for index in data.training
+    ]
+    config = drafter_config(target, name, recipe)
+    ids = draft_vocabulary(answers, recipe.draft_vocab_size, target.model.config.vocab_size)
+    return Beginning(recipe, config, None, ids)
+
+
+def begin_from_drafter(path: Path, target: LoadedTarget, recipe: Recipe) -> Beginning:
+    """Go on with a drafter; its shape is decided already.
+
+    Raises:
+        CheckpointError: The file is no drafter, or made for another target.
+        InvalidRequestError: The recipe asks for another shape, or it has parts that do not train.
+    """
+    config = read_config(path)
+    check_target(config, target.model.config, target.tokenizer.fingerprint())
+    check_trainable(config)
+    recipe = recipe.for_drafter(config)
+    tensors = load_drafter(path)[1]
+    return Beginning(
+        recipe, replace(config, train_depth=recipe.depths), tensors,
+        target_ids(tensors[DRAFT_TO_TARGET]),
+    )  # fmt: skip
+
+
 def open_run(
     run: Path,
     *,
     target: LoadedTarget,
     files: Path,
     name: str,
-    recipe: Recipe,
+    beginning: Beginning,
     data: Data,
     cache_features: bool,
-) -> tuple[Trainer, NetworkConfig, torch.Tensor]:
+) -> Trainer:
     """Make everything that a run needs.
 
     Args:
         run: The run's folder.
-        target: The target.
+        target: The target, giving the drafter's taps.
         files: Its files.
         name: How the user calls it.
-        recipe: How to train.
+        beginning: Recipe, shape and first weights.
         data: What on.
         cache_features: Whether to keep the target's features on disk.
-
-    Returns:
-        The trainer, the drafter's shape and the target ids of its draft vocabulary.
     """
-    model = target.model
-    config = drafter_config(target, name, recipe)
-    ids = draft_vocabulary(
-        [data.documents[index].tokens[data.documents[index].prompt_tokens :]
-         for index in data.training],
-        recipe.draft_vocab_size, model.config.vocab_size,
-    )  # fmt: skip
+    model, recipe, config, ids = target.model, beginning.recipe, beginning.config, beginning.ids
+    model.taps = config.taps
     torch.manual_seed(recipe.seed)
     embedding = model.weights.embedding
     network: Trunk = (
@@ -162,24 +215,27 @@ def open_run(
         else Eagle3Training(config, embedding)
     )
     tensors = _hugging_face_order(files, model.config.num_heads, model.config.num_kv_heads)
-    start_from_target(network, tensors, config, ids)
+    identity = {
+        "model": f"{name} ({_digest(tensors)[:16]})",
+        "recipe": hashlib.sha256(recipe.to_yaml().encode()).hexdigest()[:16],
+        "data": data.sha256[:16],
+    }
+    if beginning.drafter is None:
+        start_from_target(network, tensors, config, ids)
+    else:
+        start_from_drafter(network, beginning.drafter)
+        identity["start"] = _digest(beginning.drafter)[:16]
     network.to(model.device)
     head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])[ids]
-    weights = _digest(tensors)
     reader = FeatureReader(model)
     run.mkdir(parents=True, exist_ok=True)
     source: FeatureSource = FeaturesOnTheFly(data.documents, reader)
     if cache_features:
         source = FeatureCache(
-            run / "features", data.documents, reader, key=weights,
+            run / "features", data.documents, reader, key=_digest(tensors),
             config=model.config, taps=model.taps,
         )  # fmt: skip
-    identity = {
-        "model": f"{name} ({weights[:16]})",
-        "recipe": hashlib.sha256(recipe.to_yaml().encode()).hexdigest()[:16],
-        "data": data.sha256[:16],
-    }
-    trainer = Trainer(
+    return Trainer(
         network,
         teacher_head=head.to(model.device).bfloat16(),
         target_ids=ids.to(model.device),
@@ -192,19 +248,6 @@ def open_run(
         run=run,
         identity=identity,
     )
-    return trainer, config, ids
-
-
-def write_drafter(
-    path: Path, config: NetworkConfig, weights: dict[str, torch.Tensor], ids: torch.Tensor
-) -> None:
-    """Write trained weights as a drafter file, in bfloat16.
-
-    Raises:
-        CheckpointError: The file cannot be written.
-    """
-    tensors = {name: weight.bfloat16() for name, weight in weights.items()}
-    save_drafter(path, config, tensors | {DRAFT_TO_TARGET: offsets(ids.cpu())})
 
 
 def _hugging_face_order(files: Path, heads: int, kv_heads: int) -> dict[str, torch.Tensor]:
@@ -219,11 +262,12 @@ def _hugging_face_order(files: Path, heads: int, kv_heads: int) -> dict[str, tor
 
 
 def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Name a target by its weights: a fine-tuned one has the tokenizer of its origin."""
+    """Name a model by its weights: a fine-tuned one has the tokenizer of its origin."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         weight = tensors[name].flatten()
-        digest.update(name.encode() + weight[:: max(1, len(weight) // 512)].numpy().tobytes())
+        few = weight[:: max(1, len(weight) // 512)].float()
+        digest.update(name.encode() + few.numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -253,13 +297,42 @@ def check_folder(run: Path, *, resume: bool) -> None:
         )
 
 
-def finish(trainer: Trainer, run: Path, config: NetworkConfig, ids: torch.Tensor) -> Path:
-    """Write what a run is for: the drafter, and the picture of how it learnt.
+def finish(
+    trainer: Trainer, run: Path, beginning: Beginning, data: Data, corpus: Path | None
+) -> Path:
+    """Write what a run is for: the drafter with its share of the mixture, and its learning curve.
+
+    Args:
+        trainer: The run.
+        run: Its folder.
+        beginning: What it began with.
+        data: What it was trained on.
+        corpus: The corpus that the drafter will be mixed with, if there is any.
 
     Returns:
         The drafter's file.
+
+    Raises:
+        CheckpointError: The file cannot be written, or the corpus is another model's.
     """
+    config = beginning.config
+    table = None
+    if corpus is not None:
+        table = Corpus.load(
+            corpus,
+            tokenizer_fingerprint=config.tokenizer_fingerprint,
+            vocab_size=config.decoder.vocab_size,
+        )
     drafter = run / DRAFTER_FILE
-    write_drafter(drafter, config, trainer.average(), ids)
+    fitted = data.held_out[:: -(-len(data.held_out) // _FITTED)]
+    places = read_places(
+        [data.documents[index] for index in fitted],
+        map(trainer.chains, fitted),
+        corpus=table,
+        prior=MixturePrior.load(),
+    )
+    tensors = {name: weight.bfloat16() for name, weight in trainer.average().items()}
+    tensors[DRAFT_TO_TARGET] = offsets(beginning.ids.cpu())
+    save_drafter(drafter, config, tensors, fit_network_weights(places))
     draw_learning_curve(read_log(run), run / "learning-curve.png")
     return drafter

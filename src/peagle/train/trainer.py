@@ -13,7 +13,7 @@ from peagle.train.batch import Batch, make_batch
 from peagle.train.checkpoint import Progress, read_checkpoint, write_checkpoint
 from peagle.train.feature_cache import FeatureSource
 from peagle.train.features import Document, Features
-from peagle.train.held_out import HeldOut, measure
+from peagle.train.held_out import Chains, HeldOut, follow_chains, measure
 from peagle.train.loss import Teacher, restricted_kl
 from peagle.train.networks.trunk import Trunk
 from peagle.train.optimizer import Optimizer
@@ -172,14 +172,23 @@ class Trainer:
             self.save()
 
     def measure(self) -> HeldOut:
-        """Measure the averaged weights on the held-out documents."""
+        """Measure the averaged weights on held-out documents."""
+        return measure(map(self.chains, self._held_out), self._recipe.depths)
+
+    def measure_beginning(self) -> HeldOut:
+        """Measure what the run begins with, and note it as what has to be beaten."""
+        held_out, _ = self._measured()
+        self.progress.begun_with = held_out.acceptance_length
+        return held_out
+
+    def chains(self, index: int) -> Chains:
+        """Run the averaged weights along a document."""
         kept = {name: weight.detach().clone() for name, weight in self.network.named_parameters()}
         self._put(self._average)
         try:
-            return measure(
-                self._documents,
-                self._source,
-                self._held_out,
+            return follow_chains(
+                self._documents[index],
+                self._source.read([index])[0],
                 self._predict,
                 depths=self._recipe.depths,
                 device=self._device,
@@ -250,11 +259,15 @@ class Trainer:
         return float(loss.detach())
 
     @torch.no_grad()
-    def _predict(self, batch: Batch) -> torch.Tensor:
+    def _predict(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast(self._device.type, torch.bfloat16):
             hidden = self.network(batch)
             logits = torch.nn.functional.linear(hidden, self.network.head())
-        return self._ids[logits.argmax(-1)]
+        best = self._ids[logits.max(-1).indices]
+        place = torch.searchsorted(self._ids, batch.targets).clamp(max=len(self._ids) - 1)
+        written = logits.gather(1, place.unsqueeze(1)).squeeze(1).float()
+        written = (written - logits.float().logsumexp(-1)).exp()
+        return best, written.where(self._ids[place] == batch.targets, 0.0)
 
     def _next_documents(self) -> tuple[list[int], list[DocumentRows]]:
         """Take documents from the epoch's order until they fill an update."""

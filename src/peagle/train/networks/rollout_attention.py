@@ -64,7 +64,7 @@ class _RolloutAttention(torch.autograd.Function):
     """Per document: scores `[kv_heads, asking, group, slots + depths]`, the chain's at the end."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917  (autograd hands over positions)
         ctx: Any,
         queries: torch.Tensor,
         keys: torch.Tensor,
@@ -219,12 +219,8 @@ def _exactly(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     if left.dtype != torch.bfloat16:
         return torch.bmm(left, right)
     # What was bfloat16 loses nothing where a CPU multiplies as bfloat16 and sums as float32.
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
-    try:
+    with torch.backends.mkldnn.flags(enabled=True, fp32_precision="bf16"):
         return torch.bmm(left.float(), right.float())
-    finally:
-        torch.backends.mkldnn.matmul.fp32_precision = before
 
 
 def _by_kv_head(rows: torch.Tensor) -> torch.Tensor:

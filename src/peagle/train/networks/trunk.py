@@ -151,9 +151,7 @@ class TrainedLayer(nn.Module):
         keys = turned(attention.heads(attention.k_proj, entering), turns)
         values = attention.heads(attention.v_proj, entering)
         if asking is not None:
-            residual, entering = (
-                rows.index_select(0, asking) for rows in (residual, entering)
-            )
+            residual, entering = (rows.index_select(0, asking) for rows in (residual, entering))
             turns = (turns[0][asking], turns[1][asking])
         queries = turned(attention.heads(attention.q_proj, entering), turns)
         real = (keys.index_select(0, context), values.index_select(0, context))

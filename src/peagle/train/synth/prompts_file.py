@@ -131,6 +131,15 @@ class PromptsFile:
         """How many prompts there are to write."""
         return len(self._entries)
 
+    @property
+    def answered(self) -> list[Conversation]:
+        """The lines that have their response already."""
+        return [
+            Conversation(entry.prompt, entry.response, entry.category)
+            for entry in self._entries
+            if entry.response is not None
+        ]
+
     def scenario(self, number: int) -> Scenario | None:
         """Begin a scenario; None after the last line."""
         return self._scenario(number) if number < self.total else None
