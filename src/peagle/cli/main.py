@@ -8,6 +8,7 @@ import typer
 from peagle.cli.chat import chat
 from peagle.cli.demo import demo
 from peagle.cli.doctor import doctor
+from peagle.cli.export import export
 from peagle.cli.generate import generate
 from peagle.cli.models import models, pull
 from peagle.errors import PeagleError
@@ -21,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, chat, models, pull, doctor, demo):
+for command in (generate, chat, models, pull, export, doctor, demo):
     app.command()(command)
 
 

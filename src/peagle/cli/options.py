@@ -1,6 +1,5 @@
 """Options that several commands share, and what they amount to."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -18,7 +17,10 @@ ModelOption = Annotated[
     ),
 ]
 DrafterOption = Annotated[
-    Path | None, typer.Option(help="A P-EAGLE drafter file instead of the model's own.")
+    str | None,
+    typer.Option(
+        help="A drafter instead of the model's own: a file, a folder, or hf:ORGANISATION/NAME."
+    ),
 ]
 MaxTokensOption = Annotated[int | None, typer.Option(help="Most tokens to write.")]
 TemperatureOption = Annotated[
@@ -44,7 +46,7 @@ StatsOption = Annotated[bool, typer.Option("--stats", help="Show what speculatio
 
 
 def load(
-    model: str, drafter: Path | None, spec: str | None, dtype: str, device: str, *, speculate: bool
+    model: str, drafter: str | None, spec: str | None, dtype: str, device: str, *, speculate: bool
 ) -> "LLM":
     """Load a model as the options say.
 

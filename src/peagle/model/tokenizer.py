@@ -14,6 +14,7 @@ from tokenizers import AddedToken
 
 from peagle.errors import CheckpointError, InvalidRequestError, ModelNotFoundError, UnsupportedError
 from peagle.model.gguf_tokenizer import GGUFVocabulary, read_gguf_metadata
+from peagle.model.hugging_face_folder import write_json
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -195,6 +196,28 @@ class Tokenizer:
         """Tell whether a SentencePiece token stands for one byte."""
         piece = self.piece(token_id)
         return not self.byte_level and piece is not None and bool(_BYTE_PIECE.fullmatch(piece))
+
+    def save(self, folder: Path, *, chat_template: str | None) -> None:
+        """Write `tokenizer.json` and `tokenizer_config.json`, as transformers reads them.
+
+        Args:
+            folder: An existing folder.
+            chat_template: The Jinja template for conversations, if there is one.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        named = {
+            "bos_token": self.bos_token, "eos_token": self.eos_token, "chat_template": chat_template
+        }  # fmt: skip
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **{name: value for name, value in named.items() if value is not None},
+        }
+        # The library's own writing raises a bare Exception where the disk refuses.
+        (folder / "tokenizer.json").write_text(self._core.to_str(pretty=True), "utf-8")
+        write_json(folder / "tokenizer_config.json", settings)
 
     def fingerprint(self) -> str:
         """Hash the vocabulary and its merges, in hexadecimal.
