@@ -123,7 +123,7 @@ def test_hub_drafter_is_fetched_with_its_target(
     assert asked[1:] == ["hf:org/other-p-eagle@main"]
 
 
-def test_local_drafter_is_a_file_or_a_whole_folder(tmp_path: Path) -> None:
+def test_local_drafter_is_a_file_or_a_whole_folder(tmp_path: Path, tiny_gguf: Path) -> None:
     file = tmp_path / "mine.safetensors"
     assert catalog.resolve_drafter(file) == file
     folder = tmp_path / "public"
@@ -138,6 +138,10 @@ def test_local_drafter_is_a_file_or_a_whole_folder(tmp_path: Path) -> None:
     assert catalog.resolve_drafter(str(folder)) == folder
     with pytest.raises(ModelNotFoundError, match="holds no drafter"):
         catalog.resolve_drafter(SOURCE)
+    (tmp_path / "model").mkdir()
+    tiny_gguf.rename(tmp_path / "model" / "tiny.gguf")
+    with pytest.raises(CheckpointError, match="holds a GGUF file, which is no drafter"):
+        catalog.resolve_drafter(tmp_path / "model")
 
 
 @pytest.mark.parametrize(

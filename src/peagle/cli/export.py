@@ -17,7 +17,9 @@ class _Format(StrEnum):
 def export(
     drafter: Annotated[
         str | None,
-        typer.Argument(help="The drafter: a file, a folder, or hf:ORGANISATION/NAME."),
+        typer.Argument(
+            help="The drafter: a file, a folder, or hf:ORGANISATION/NAME; the model's own without."
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="The folder to write, which must not exist yet.")
@@ -35,19 +37,21 @@ def export(
     """Write a drafter for vLLM or the speculators library, or a GGUF model for transformers."""
     if output is None:
         raise _incomplete("There is no --output.", "Give the folder to write.", "output")
-    if (drafter is None) == (target is None):
-        given = (
-            "Both a drafter and --target are given." if drafter else "There is nothing to write."
-        )
-        raise _incomplete(given, "Give either a drafter or --target MODEL.", "drafter")
     if target is not None:
-        if model is not None or form is not None:
+        if drafter is not None or model is not None or form is not None:
             raise _incomplete(
-                "--model and --format are for drafters.", "Leave them out with --target.", "target"
+                "A drafter, --model and --format do not go with --target.",
+                "Write the target and the drafter one after the other.",
+                "target",
             )
         _export_target(target, output)
         return
-    assert drafter is not None
+    if drafter is None and model is None:
+        raise _incomplete(
+            "There is nothing to write.",
+            "Give a drafter and its --model, or --target MODEL.",
+            "drafter",
+        )
     if model is None:
         raise _incomplete(
             "There is no --model.", "Name the model that the drafter is for.", "model"
@@ -57,24 +61,36 @@ def export(
     _export_drafter(drafter, model, form, output)
 
 
-def _export_drafter(drafter: str, model: str, form: _Format, output: Path) -> None:
+def _export_drafter(drafter: str | None, model: str, form: _Format, output: Path) -> None:
     import torch
 
     from peagle.catalog import resolve, resolve_drafter
     from peagle.draft.formats.writing import export_drafter
     from peagle.draft.loading import load_weights
+    from peagle.draft.peagle.config import PEagleConfig
+    from peagle.model.loading import open_tokenizer
     from peagle.model.prepared import open_checkpoint
-    from peagle.model.tokenizer import Tokenizer
 
-    chosen = resolve_drafter(drafter)
-    files = resolve(model).files
-    tokenizer = Tokenizer.from_gguf(files) if files.is_file() else Tokenizer.from_folder(files)
-    checkpoint = open_checkpoint(files, torch.bfloat16)
+    given = resolve_drafter(drafter) if drafter is not None else None
+    resolved = resolve(model)
+    chosen = given or resolved.drafter
+    if chosen is None:
+        raise _incomplete(
+            f"{resolved.name} has no drafter of its own.", "Name the drafter to write.", "drafter"
+        )
+    fingerprint = open_tokenizer(resolved.files).fingerprint()
+    checkpoint = open_checkpoint(resolved.files, torch.bfloat16)
     embedding = checkpoint.tensors()["model.embed_tokens.weight"]
-    config, tensors = load_weights(chosen, checkpoint.config, embedding, tokenizer.fingerprint())
+    config, tensors = load_weights(chosen, checkpoint.config, embedding, fingerprint)
     export_drafter(
         config, tensors, output, form.value, target=checkpoint.config, embedding=embedding
     )
+    if isinstance(config, PEagleConfig) and config.markov_rank:
+        typer.echo(
+            f"Left out: the Markov head (rank {config.markov_rank}), which only peagle runs. "
+            "Deep draft tokens will be accepted less often.",
+            err=True,
+        )
     typer.echo(
         f"{output} holds the {config.method} drafter of {config.target_name} ({form.value})."
     )

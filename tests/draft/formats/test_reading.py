@@ -6,6 +6,7 @@ from peagle.draft.formats.reading import load_folder
 from peagle.draft.loading import open_drafter, read_taps
 from peagle.draft.peagle.config import PEagleConfig
 from peagle.errors import CheckpointError, PeagleError, UnsupportedError
+from peagle.model.config import RopeScaling
 from tests.draft.formats.public_folders import (
     DRAFT_VOCAB,
     MASK,
@@ -55,6 +56,26 @@ def test_a_raw_p_eagle_folder_is_read(tmp_path, load, peagle_weights, shards, pr
     assert (config.norm_before_residual, config.norm_before_fc, config.fc_norm) == (False,) * 3
     assert (config.target_name, config.train_depth) == ("the target of x-p-eagle", None)
     assert (config.decoder.num_layers, config.decoder.rope_theta) == (2, 1000.0)
+
+
+def test_a_folder_of_the_shape_of_amazons_is_read(tmp_path, load, target):
+    """Four layers, the whole vocabulary with an identity mapping, llama3's scaling, bfloat16."""
+    stored = with_masks(weights(layers=4, draft_vocab=VOCAB), target.weights.embedding)
+    halved = {name: weight.bfloat16() for name, weight in stored.items()}
+    maps = {"d2t": torch.zeros(VOCAB, dtype=torch.int64), "t2d": torch.ones(VOCAB).bool()}
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    }
+    written = raw_config(4, draft_vocab_size=VOCAB, rope_scaling=scaling)
+    config, tensors = load(write(tmp_path, written, as_amazon(halved) | maps, shards=2))
+    assert (config.decoder.num_layers, config.draft_vocab_size) == (4, VOCAB)
+    assert config.decoder.rope_scaling == RopeScaling(32.0, 1.0, 4.0, 128)
+    assert torch.equal(tensors["d2t"], maps["d2t"])
+    assert_peagle(config, tensors, halved | maps)
 
 
 def test_a_speculators_p_eagle_folder_is_read(tmp_path, load, peagle_weights):
@@ -181,6 +202,18 @@ REFUSED = {
     "layers of text": ({"eagle_aux_hidden_state_layer_ids": "2,3"}, [], "a list of layer ids"),
     "another vocabulary": ({"vocab_size": 400}, [], "the drafter has 400, the target has 320"),
     "another width": ({"target_hidden_size": 96}, [], "the drafter has 96, the target has 64"),
+    "another depth": (
+        {"eagle_aux_hidden_state_layer_ids": [2, 3, 6]},
+        [],
+        r"reads what enters layers \[2, 3, 6\], the target has layers 0 to 5",
+    ),
+    "another draft vocabulary": (
+        {"draft_vocab_size": 150}, [], r"has the shape \[200, 64\], but .* says \[150, 64\]"
+    ),
+    "more layers read than given": (
+        {"eagle_aux_hidden_state_layer_ids": [2, 3]}, [], "'fc.weight' .* has the shape"
+    ),
+    "no width": ({"hidden_size": None}, [], "hidden_size = None"),
     "a layer too many": ({"num_hidden_layers": 3}, [], r"lacks the tensor 'layers\.2\."),
     "a list for an object": ({"eagle_config": [1]}, [], r"eagle_config = \[1\]"),
     "flag of text": ({"norm_before_residual": "yes"}, [], "norm_before_residual = 'yes'"),
@@ -208,6 +241,7 @@ def test_what_cannot_be_run_is_refused_by_name(tmp_path, load, peagle_weights, c
     with pytest.raises(PeagleError, match=message) as refusal:
         load(folder)
     assert refusal.value.remedy
+    assert refusal.value.field
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -7,15 +8,20 @@ from safetensors.torch import load_file
 
 from peagle.draft.formats.reading import load_folder
 from peagle.draft.formats.writing import export_drafter
+from peagle.draft.loading import open_drafter
+from peagle.draft.peagle.config import PEagleConfig
+from peagle.draft.storage import load_drafter, save_drafter
 from peagle.draft.untrained import random_tensors
 from peagle.errors import CheckpointError, UnsupportedError
 from peagle.model.config import RopeScaling
 from tests.draft.formats.public_folders import raw_config, speculators_config, weights, with_masks
 from tests.draft.tiny_drafter import (
+    FINGERPRINT,
     HIDDEN,
     TAPS,
     VOCAB,
     decoder_config,
+    draft,
     eagle3_config,
     peagle_config,
 )
@@ -135,12 +141,48 @@ def test_the_speculators_form_has_the_names_of_red_hats_checkpoints(export, targ
     assert not {"mask_token_id", "ptd_token_id", "pard_token"} & written.keys()
 
 
-def test_heads_of_our_own_are_left_out(export, target):
-    tensors = random_tensors(peagle_config(), 3)
-    ours = tensors | {"markov.previous.weight": torch.ones(4, 4)}
-    for form in FORMS:
-        folder, _ = export(peagle_config(), ours, form, form)
-        assert not any("markov" in name for name in load_file(folder / "model.safetensors"))
+def without_markov(config, tensors):
+    if not isinstance(config, PEagleConfig):
+        return config, tensors
+    kept = {name: found for name, found in tensors.items() if not name.startswith("markov.")}
+    return replace(config, markov_rank=0), kept
+
+
+def drafted(path, target, tokens, features):
+    """Tokens and probabilities along the most probable branch, level after level."""
+    drafter = open_drafter(path, target, FINGERPRINT, budget=1 << 22)
+    state = drafter.open(64)
+    state.observe(tokens, features)
+    # One root, so that EAGLE-3 goes on with the most probable branch at each level.
+    [found] = draft(drafter, [state], 4, roots=1)
+    branch, levels = [], []
+    for depth in range(1, 5):
+        ids, probabilities = found.children(depth, branch)
+        levels.append((list(ids), list(probabilities)))
+        branch.append(ids[0])
+    return levels
+
+
+ROUND_TRIPS = CONFIGS | {"peagle, Markov head": peagle_config(markov_rank=8)}
+
+
+@pytest.mark.parametrize("round_trip", list(product(ROUND_TRIPS, FORMS)), ids=", ".join)
+def test_an_exported_drafter_drafts_as_our_own_without_its_markov_head(
+    export, tmp_path, make_target, slots, round_trip
+):
+    """From our file, through the folder, to the same probabilities of the same tokens."""
+    case, form = round_trip
+    config, tensors = ROUND_TRIPS[case], random_tensors(ROUND_TRIPS[case], 3)
+    file, plain = tmp_path / "ours.safetensors", tmp_path / "plain.safetensors"
+    save_drafter(file, config, tensors)
+    save_drafter(plain, *without_markov(config, tensors))
+    folder, _ = export(*load_drafter(file), form)
+    assert not any("markov" in name for name in load_file(folder / "model.safetensors"))
+    target = make_target(config.taps)
+    tokens, features = slots(30, feature_size=config.feature_size)
+    expected = drafted(plain, target, tokens, features)
+    assert drafted(folder, target, tokens, features) == expected
+    assert all(0 < probability < 1 for _, level in expected for probability in level)
 
 
 def test_a_mapping_of_the_whole_vocabulary_is_kept_unless_it_is_the_identity(export, target):

@@ -2,7 +2,8 @@
 
 Everything that those formats want is written out: the whole embedding with the mask row in it, the
 mask token under every name that a reader may look for, the tapped layers at the top and in
-`eagle_config`. A part that only this engine knows, such as a Markov head, is left out.
+`eagle_config`. Both number the layers as our `taps` do: id `k` is the stream entering layer `k`. A
+Markov head, which only this engine runs, is left out.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,6 +18,9 @@ from peagle.draft.network.config import NetworkConfig
 from peagle.draft.network.tensors import (
     DRAFT_TO_TARGET,
     EMBEDDING,
+    MARKOV_GATE,
+    MARKOV_OUT,
+    MARKOV_PREVIOUS,
     MASK_EMBEDDING,
     target_ids,
 )
@@ -27,8 +31,8 @@ from peagle.model.hugging_face_folder import write_folder
 
 DrafterFormat = Literal["vllm", "speculators"]
 
-# Tensors of heads that only this engine has.
-_OURS: Final = ("markov.",)
+# The mask's row goes into the embedding; the Markov head is run by this engine only.
+_OURS: Final = (MASK_EMBEDDING, MARKOV_PREVIOUS, MARKOV_GATE, MARKOV_OUT)
 _UNSAID_DEPTH: Final = 7
 
 
@@ -83,11 +87,7 @@ def _whole_weights(
     config: NetworkConfig, tensors: Mapping[str, torch.Tensor], embedding: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """Give the weights that public formats have, the embedding whole and the mask row in it."""
-    weights = {
-        name: found.detach().cpu()
-        for name, found in tensors.items()
-        if name != MASK_EMBEDDING and not name.startswith(_OURS)
-    }
+    weights = {name: found.detach().cpu() for name, found in tensors.items() if name not in _OURS}
     if not config.own_embedding:
         dtype = weights["fc.weight"].dtype
         weights[EMBEDDING] = embedding.detach().to(device="cpu", dtype=dtype, copy=True)
