@@ -119,6 +119,29 @@ def test_hub_drafter_is_fetched_with_its_target(
     assert catalog.resolve("tiny").drafter == tmp_path
     assert asked == ["hf:org/tiny-p-eagle"]
     assert not catalog.is_cached("tiny")
+    assert catalog.resolve_drafter("hf:org/other-p-eagle@main") == tmp_path
+    assert asked[1:] == ["hf:org/other-p-eagle@main"]
+
+
+def test_local_drafter_is_a_file_or_a_whole_folder(tmp_path: Path, tiny_gguf: Path) -> None:
+    file = tmp_path / "mine.safetensors"
+    assert catalog.resolve_drafter(file) == file
+    folder = tmp_path / "public"
+    folder.mkdir()
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="only pickled weights"):
+        catalog.resolve_drafter(folder)
+    save_file({"w": np.ones(2, np.float32)}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        catalog.resolve_drafter(str(folder))
+    (folder / "config.json").write_text("{}")
+    assert catalog.resolve_drafter(str(folder)) == folder
+    with pytest.raises(ModelNotFoundError, match="holds no drafter"):
+        catalog.resolve_drafter(SOURCE)
+    (tmp_path / "model").mkdir()
+    tiny_gguf.rename(tmp_path / "model" / "tiny.gguf")
+    with pytest.raises(CheckpointError, match="holds a GGUF file, which is no drafter"):
+        catalog.resolve_drafter(tmp_path / "model")
 
 
 @pytest.mark.parametrize(

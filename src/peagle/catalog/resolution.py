@@ -14,7 +14,7 @@ from peagle.catalog.hub import cached_folder, fetch_from_hub
 from peagle.catalog.progress import ProgressReport, folder_bytes
 from peagle.catalog.source import Source, WheelFile, is_source, parse_source
 from peagle.catalog.wheel import cached_file, fetch_from_wheel
-from peagle.errors import ModelNotFoundError, UnsupportedError
+from peagle.errors import CheckpointError, ModelNotFoundError, UnsupportedError
 
 _LOG: Final = logging.getLogger(__name__)
 _LIKE_A_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -28,7 +28,7 @@ class ResolvedModel:
         name: Its name in the catalog, on the hub, or that of its file or folder.
         files: A GGUF file, or a folder with config.json and safetensors.
         entry: What the catalog knows about it; None for a model it does not list.
-        drafter: The P-EAGLE checkpoint, a file or a folder; None if there is none.
+        drafter: The drafter, a file of ours or a folder; None if there is none.
         corpus: Text of the target to draft from; None if there is none.
     """
 
@@ -80,6 +80,40 @@ def resolve(model: str, *, progress: ProgressReport | None = None) -> ResolvedMo
         drafter=_drafter(entry, progress),
         corpus=_shipped(entry, entry.corpus, "corpus"),
     )
+
+
+def resolve_drafter(drafter: str | Path, *, progress: ProgressReport | None = None) -> Path:
+    """Find a drafter's files, and fetch them if they are not on this machine.
+
+    Args:
+        drafter: `hf:ORGANISATION/NAME[@REVISION]`, a file, or a folder with a public checkpoint.
+        progress: As in `resolve`.
+
+    Returns:
+        The file, or a folder with config.json and safetensors.
+
+    Raises:
+        CheckpointError: The folder is incomplete or holds something else.
+        DownloadError: The files cannot be fetched.
+        ModelNotFoundError: It is written as a source, but wrongly or of another kind.
+    """
+    if is_source(str(drafter)):
+        source = parse_source(str(drafter))
+        if isinstance(source, WheelFile):
+            raise ModelNotFoundError(
+                f"{source} is a GGUF file, which holds no drafter.",
+                remedy="Give a drafter file, a folder, or hf:ORGANISATION/NAME.",
+                field="drafter",
+            )
+        return fetch_from_hub(source, what=f"the drafter {_name(source)}", progress=progress)
+    path = Path(drafter).expanduser()
+    if path.is_dir() and find_checkpoint(path) != path:
+        raise CheckpointError(
+            f"{path} holds a GGUF file, which is no drafter.",
+            remedy="Give a drafter file, a folder with a public drafter, or hf:ORGANISATION/NAME.",
+            field="drafter",
+        )
+    return path
 
 
 def is_cached(model: str) -> bool:

@@ -42,7 +42,10 @@ class ModelOptions:
 
     model: ModelOption = DEFAULT_MODEL
     drafter: Annotated[
-        Path | None, typer.Option(help="A P-EAGLE drafter file instead of the model's own.")
+        str | None,
+        typer.Option(
+            help="A drafter instead of the model's own: a file, a folder, or hf:ORGANISATION/NAME."
+        ),
     ] = None
     corpus: Annotated[
         Path | None,

@@ -1,1 +1,1 @@
-"""What to propose: the P-EAGLE network, the text sources, and the candidate tree."""
+"""What to propose: drafter networks, the text sources, and the candidate tree."""

@@ -8,6 +8,7 @@ import torch
 from peagle.draft.eagle3.config import Eagle3Config
 from peagle.draft.eagle3.drafter import Eagle3Drafter
 from peagle.draft.eagle3.network import Eagle3Network
+from peagle.draft.formats.reading import load_folder, read_folder_config
 from peagle.draft.network.compatibility import check_target
 from peagle.draft.network.config import NetworkConfig
 from peagle.draft.network.drafter import Drafter
@@ -15,28 +16,64 @@ from peagle.draft.peagle.config import PEagleConfig
 from peagle.draft.peagle.drafter import PEagleDrafter
 from peagle.draft.peagle.network import PEagleNetwork
 from peagle.draft.storage import load_drafter, read_config
+from peagle.model.config import DecoderConfig
 from peagle.model.target import TargetModel
 
 
-def open_drafter(path: Path, target: TargetModel, fingerprint: str, *, budget: int) -> Drafter:
-    """Open a drafter file for a target that gives the features it reads.
+def read_taps(path: Path) -> tuple[int, ...] | None:
+    """Read which target layers a drafter reads; None leaves EAGLE-3's default.
 
     Args:
-        path: The file.
-        target: The target, made with the `taps` of `read_config(path)`.
+        path: A file of ours, or a folder with a public checkpoint.
+
+    Raises:
+        CheckpointError: It is missing, damaged or something else.
+        UnsupportedError: The network has a part that this engine does not run.
+    """
+    return read_folder_config(path).taps if path.is_dir() else read_config(path).taps
+
+
+def load_weights(
+    path: Path, target: DecoderConfig, embedding: torch.Tensor, fingerprint: str
+) -> tuple[NetworkConfig, dict[str, torch.Tensor]]:
+    """Read a drafter that fits a target: its configuration, and its weights by name.
+
+    Args:
+        path: A file of ours, or a folder with a public checkpoint.
+        target: The target's shape.
+        embedding: The target's embedding, `[vocab, hidden]`.
+        fingerprint: `Tokenizer.fingerprint` of the target.
+
+    Raises:
+        CheckpointError: It is missing, damaged, or made for another target.
+        UnsupportedError: The network has a part that this engine does not run.
+    """
+    if path.is_dir():
+        return load_folder(path, target, embedding)
+    # Before the weights, which for another target are read in vain.
+    check_target(read_config(path), target, fingerprint)
+    return load_drafter(path)
+
+
+def open_drafter(path: Path, target: TargetModel, fingerprint: str, *, budget: int) -> Drafter:
+    """Open a drafter for a target that gives the features it reads.
+
+    Args:
+        path: A file of ours, or a folder with a public checkpoint.
+        target: The target, made with the taps of `read_taps(path)`.
         fingerprint: `Tokenizer.fingerprint` of the target.
         budget: Most bytes the drafter's KV cache may take.
 
     Raises:
-        CheckpointError: The file is missing, damaged, or made for another target.
+        CheckpointError: It is missing, damaged, or made for another target.
+        UnsupportedError: The network has a part that this engine does not run.
         OutOfMemoryBudgetError: Not even one page of the KV cache fits in the budget.
     """
-    # Before the weights, which for another target are read in vain.
-    check_target(read_config(path), target.config, fingerprint)
-    config, tensors = load_drafter(path)
+    config, tensors = load_weights(path, target.config, target.weights.embedding, fingerprint)
     if target.taps != config.taps:
         raise ValueError(f"the target gives taps {target.taps}, the drafter reads {config.taps}")
-    return build_drafter(config, tensors, target, budget=budget, name=path.stem)
+    name = path.resolve().name if path.is_dir() else path.stem
+    return build_drafter(config, tensors, target, budget=budget, name=name)
 
 
 def build_drafter(

@@ -80,9 +80,13 @@ def read_config(path: Path) -> NetworkConfig:
 def read_network_weights(path: Path) -> NetworkWeights | None:
     """Read how much a drafter is to be believed beside text sources, if it says so.
 
+    A folder in a public form says nothing.
+
     Raises:
         CheckpointError: The file is missing or truncated, or says something impossible.
     """
+    if path.is_dir():
+        return None
     written = _opened(path, weights=False)[0].get(_WEIGHTS)
     try:
         return None if written is None else NetworkWeights.model_validate_json(written)

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import psutil
 
-from peagle.catalog import resolve
+from peagle.catalog import resolve, resolve_drafter
 from peagle.draft.corpus import Corpus
-from peagle.draft.loading import open_drafter
+from peagle.draft.loading import open_drafter, read_taps
 from peagle.draft.mixture import MixturePrior
 from peagle.draft.proposer import Proposer
-from peagle.draft.storage import read_config, read_network_weights
+from peagle.draft.storage import read_network_weights
 from peagle.engine.choice import TokenChooser
 from peagle.engine.engine import DEFAULT_MAX_CONCURRENT, Engine
 from peagle.engine.sequence import Sequence as EngineSequence
@@ -40,7 +40,8 @@ class LLM:
 
     Args:
         model: A name of the catalog, `hf:ORGANISATION/NAME`, `pypi:…`, a GGUF file or a folder.
-        drafter: A P-EAGLE or EAGLE-3 drafter file; None takes the catalog's.
+        drafter: A P-EAGLE or EAGLE-3 drafter: a file, a folder with a public checkpoint, or
+            `hf:ORGANISATION/NAME`; None takes the catalog's.
         parallel_drafting_spec: How drafts are made; what is not set keeps the model's default.
         parallel_drafting: False turns speculation off.
         corpus: A file that `peagle corpus build` wrote; None takes the catalog's.
@@ -81,8 +82,8 @@ class LLM:
                 field="max_concurrent",
             )
         resolved = resolve(model)
-        chosen = Path(drafter) if drafter is not None else resolved.drafter
-        taps = read_config(chosen).taps if chosen is not None else None
+        chosen = resolve_drafter(drafter) if drafter is not None else resolved.drafter
+        taps = read_taps(chosen) if chosen is not None else None
         loaded = load_target(resolved.files, dtype=dtype, device=device, taps=taps)
         self.name = resolved.name
         self.target = loaded.model

@@ -28,7 +28,7 @@ class FolderCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = DecoderConfig.from_hugging_face(_read_json(folder / "config.json"))
+        self.config = DecoderConfig.from_hugging_face(read_json(folder / "config.json"))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every weight by name, memory-mapped, query and key rows in neighbouring pairs.
@@ -36,19 +36,7 @@ class FolderCheckpoint:
         Raises:
             CheckpointError: A shard is missing, truncated or corrupt.
         """
-        found: dict[str, torch.Tensor] = {}
-        with ExitStack() as stack:
-            for shard in self._shards():
-                try:
-                    opened = stack.enter_context(safe_open(shard, framework="pt"))
-                    for name in opened.keys():  # noqa: SIM118  (not a mapping)
-                        found[name] = opened.get_tensor(name)
-                except (SafetensorError, OSError) as error:
-                    raise CheckpointError(
-                        f"{shard} cannot be read as safetensors ({error}).",
-                        remedy="The file is truncated or corrupt; fetch it again.",
-                        field="model",
-                    ) from error
+        found = read_tensors(self.folder)
         for name, weight in found.items():
             if name.endswith("self_attn.q_proj.weight"):
                 found[name] = pair_neighbours(weight, self.config.num_heads)
@@ -56,24 +44,52 @@ class FolderCheckpoint:
                 found[name] = pair_neighbours(weight, self.config.num_kv_heads)
         return found
 
-    def _shards(self) -> list[Path]:
-        index = self.folder / _INDEX
-        if index.is_file():
-            names = sorted(set(_read_json(index).get("weight_map", {}).values()))
-            shards = [self.folder / name for name in names]
-        else:
-            shards = sorted(self.folder.glob("*.safetensors"))
-        missing = [shard.name for shard in shards if not shard.is_file()]
-        if missing or not shards:
-            raise CheckpointError(
-                f"{self.folder} lacks {', '.join(missing) or 'a safetensors file'}.",
-                remedy="Fetch the model again; only safetensors and GGUF are read.",
-                field="model",
-            )
-        return shards
+
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Read every tensor of a Hugging Face folder by name, memory-mapped.
+
+    Raises:
+        CheckpointError: A shard is missing, truncated or corrupt.
+    """
+    found: dict[str, torch.Tensor] = {}
+    with ExitStack() as stack:
+        for shard in _shards(folder):
+            try:
+                opened = stack.enter_context(safe_open(shard, framework="pt"))
+                for name in opened.keys():  # noqa: SIM118  (not a mapping)
+                    found[name] = opened.get_tensor(name)
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(
+                    f"{shard} cannot be read as safetensors ({error}).",
+                    remedy="The file is truncated or corrupt; fetch it again.",
+                    field="model",
+                ) from error
+    return found
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _shards(folder: Path) -> list[Path]:
+    index = folder / _INDEX
+    if index.is_file():
+        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        shards = [folder / name for name in names]
+    else:
+        shards = sorted(folder.glob("*.safetensors"))
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing or not shards:
+        raise CheckpointError(
+            f"{folder} lacks {', '.join(missing) or 'a safetensors file'}.",
+            remedy="Fetch the model again; only safetensors and GGUF are read.",
+            field="model",
+        )
+    return shards
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds a JSON object.
+
+    Raises:
+        CheckpointError: It is missing, or holds something else.
+    """
     try:
         read = json.loads(path.read_text("utf-8"))
     except OSError as error:

@@ -15,6 +15,7 @@ from tokenizers import AddedToken
 from peagle.catalog.gguf_header import read_gguf_header
 from peagle.errors import CheckpointError, InvalidRequestError, ModelNotFoundError, UnsupportedError
 from peagle.model.gguf_tokenizer import GGUFVocabulary
+from peagle.model.hugging_face_folder import write_json
 
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _NAMED_TOKENS: Final = (
@@ -190,6 +191,28 @@ class Tokenizer:
         """Tell whether a SentencePiece token stands for one byte."""
         piece = self.piece(token_id)
         return not self.byte_level and piece is not None and bool(_BYTE_PIECE.fullmatch(piece))
+
+    def save(self, folder: Path, *, chat_template: str | None) -> None:
+        """Write `tokenizer.json` and `tokenizer_config.json`, as transformers reads them.
+
+        Args:
+            folder: An existing folder.
+            chat_template: The Jinja template for conversations, if there is one.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        named = {
+            "bos_token": self.bos_token, "eos_token": self.eos_token, "chat_template": chat_template
+        }  # fmt: skip
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **{name: value for name, value in named.items() if value is not None},
+        }
+        # The library's own writing raises a bare Exception where the disk refuses.
+        (folder / "tokenizer.json").write_text(self._core.to_str(pretty=True), "utf-8")
+        write_json(folder / "tokenizer_config.json", settings)
 
     def fingerprint(self) -> str:
         """Hash the vocabulary and its merges, in hexadecimal.

@@ -219,8 +219,13 @@ def _exactly(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     if left.dtype != torch.bfloat16:
         return torch.bmm(left, right)
     # What was bfloat16 loses nothing where a CPU multiplies as bfloat16 and sums as float32.
-    with torch.backends.mkldnn.flags(enabled=True, fp32_precision="bf16"):
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
         return torch.bmm(left.float(), right.float())
+    finally:
+        matmul.fp32_precision = before
 
 
 def _by_kv_head(rows: torch.Tensor) -> torch.Tensor:
