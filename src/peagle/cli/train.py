@@ -76,7 +76,6 @@ def train(
     from rich.progress import Progress
 
     from peagle.catalog import resolve
-    from peagle.draft.storage import read_config
     from peagle.model.loading import load_target
     from peagle.train.recipe import Recipe
     from peagle.train.run import (
@@ -96,7 +95,8 @@ def train(
             remedy="Give --data with what `peagle synth` wrote, or --traffic with a log.",
             field="data",
         )
-    how = Recipe.of_method(method) if recipe is None else Recipe.read(recipe)
+    told = None if recipe is None else Recipe.read(recipe)
+    how = told or Recipe.of_method(method)
     check_folder(output, resume=resume)
     resolved = resolve(model)
     first = start or (resolved.drafter if traffic is not None else None)
@@ -106,8 +106,6 @@ def train(
             remedy="Name one with --start, or train one with --data first.",
             field="start",
         )
-    if first is not None and recipe is None:
-        how = Recipe.of_method(read_config(first).method)
     target = load_target(resolved.files, dtype="bfloat16", device=device)
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as progress:
@@ -119,7 +117,7 @@ def train(
         beginning = (
             begin_from_target(target, model, how, split)
             if first is None
-            else begin_from_drafter(first, target, how)
+            else begin_from_drafter(first, target, told)
         )
         trainer = open_run(
             output, target=target, files=resolved.files, name=model, beginning=beginning,

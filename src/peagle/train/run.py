@@ -11,12 +11,12 @@ import torch
 
 from peagle.draft.corpus import Corpus
 from peagle.draft.eagle3.config import Eagle3Config
+from peagle.draft.loading import load_weights
 from peagle.draft.mixture import MixturePrior
-from peagle.draft.network.compatibility import check_target
 from peagle.draft.network.config import NetworkConfig
 from peagle.draft.network.tensors import DRAFT_TO_TARGET, offsets, target_ids
 from peagle.draft.peagle.config import PEagleConfig
-from peagle.draft.storage import load_drafter, read_config, save_drafter
+from peagle.draft.storage import save_drafter
 from peagle.errors import InvalidRequestError
 from peagle.model.loading import LoadedTarget
 from peagle.model.prepared import open_checkpoint
@@ -166,22 +166,30 @@ def begin_from_target(target: LoadedTarget, name: str, recipe: Recipe, data: Dat
     return Beginning(recipe, config, None, ids)
 
 
-def begin_from_drafter(path: Path, target: LoadedTarget, recipe: Recipe) -> Beginning:
+def begin_from_drafter(path: Path, target: LoadedTarget, recipe: Recipe | None) -> Beginning:
     """Go on with a drafter; its shape is decided already.
 
+    Args:
+        path: A drafter file, or a folder with a public checkpoint.
+        target: The target.
+        recipe: How to train; the default of the drafter's method if None.
+
     Raises:
-        CheckpointError: The file is no drafter, or made for another target.
+        CheckpointError: It is no drafter, or made for another target.
         InvalidRequestError: The recipe asks for another shape, or it has parts that do not train.
     """
-    config = read_config(path)
-    check_target(config, target.model.config, target.tokenizer.fingerprint())
+    model = target.model
+    config, tensors = load_weights(
+        path, model.config, model.weights.embedding, target.tokenizer.fingerprint()
+    )
     check_trainable(config)
-    recipe = recipe.for_drafter(config)
-    tensors = load_drafter(path)[1]
+    recipe = (recipe or Recipe.of_method(config.method)).for_drafter(config)
     return Beginning(
-        recipe, replace(config, train_depth=recipe.depths), tensors,
+        recipe,
+        replace(config, train_depth=recipe.depths),
+        tensors,
         target_ids(tensors[DRAFT_TO_TARGET]),
-    )  # fmt: skip
+    )
 
 
 def open_run(
