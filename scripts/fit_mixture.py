@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from peagle.draft.corpus import Corpus
+from peagle.draft.corpus import ORDER, Corpus
 from peagle.draft.lookup import Lookup
 from peagle.draft.mixture import SHIPPED_PRIOR, MixturePrior, NetworkWeights
 from peagle.draft.proposer import Proposer
@@ -35,8 +35,7 @@ CORPUS = REPOSITORY / "src" / "peagle" / "catalog" / "corpora" / "smollm2-135m-i
 LONGEST_MATCH = 32
 # For drafters that come without weights of their own: at depths 1, 2 and deeper as first measured,
 # whatever the length of the match.
-MATCH_BOUNDS = (2, 4, 8)
-NETWORK_WEIGHTS = tuple((weight,) * (len(MATCH_BOUNDS) + 1) for weight in (0.6, 0.3, 0.1))
+NETWORK_WEIGHTS = tuple(((weight,) * (ORDER + 1),) for weight in (0.6, 0.3, 0.1))
 # From 10 to 40, acceptance on held-out text is the same to a few thousandths.
 TRUST_OBSERVATIONS = 20.0
 # Probability of a token that no source knows; keeps its logarithm finite.
@@ -152,7 +151,7 @@ def prior_of(by_length: list[float], by_order: list[float], factor: float) -> Mi
         lookup_evidence=by_length,
         corpus_evidence=(unknown, *(rounded(factor * torch.tensor(known)))),
         network=NetworkWeights(
-            match_bounds=MATCH_BOUNDS, weights=NETWORK_WEIGHTS, provenance={"fitted": False}
+            match_bounds=(), weights=NETWORK_WEIGHTS, provenance={"fitted": False}
         ),
         trust_observations=TRUST_OBSERVATIONS,
     )

@@ -78,3 +78,11 @@ def test_long_prompt_is_absorbed_in_a_few_milliseconds() -> None:
     begin = time.process_time()
     Lookup(prompt, 32)
     assert time.process_time() - begin < 0.1
+
+
+@given(texts)
+def test_the_longest_match_is_one_that_something_followed(text: list[int]) -> None:
+    lookup = Lookup(text, LONGEST)
+    expected = max((common_suffix(text, end) for end in range(1, len(text))), default=0)
+    assert min(lookup.longest(lookup.matches), LONGEST) == min(expected, LONGEST)
+    assert lookup.longest({len(text): 5}) == 0

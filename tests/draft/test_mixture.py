@@ -10,7 +10,10 @@ from peagle.errors import CheckpointError
 PRIOR = MixturePrior(
     lookup_evidence=(0.0, 1.0, 4.0),
     corpus_evidence=(0.5, 1.0, 1.0, 1.0, 2.0, 4.0),
-    network=NetworkWeights(match_bounds=(2,), weights=((0.6, 0.2), (0.1, 0.0))),
+    network=NetworkWeights(
+        match_bounds=(2,),
+        weights=(((0.6,) * 5 + (0.5,), (0.2,) * 6), ((0.1,) * 6, (0.0,) * 6)),
+    ),
     trust_observations=10.0,
 )
 
@@ -65,13 +68,10 @@ def test_broken_network_leaves_its_weight_to_text() -> None:
     assert mixture.children({}, {}, 0, ([1], [nan]), 0.6) == []
 
 
-def test_network_weight_depends_on_depth_and_match() -> None:
-    assert [PRIOR.network.at(depth, match) for depth, match in ((1, 1), (1, 2), (2, 9))] == [
-        0.6,
-        0.2,
-        0.0,
-    ]
-    assert PRIOR.network.at(30, 0) == 0.1
+def test_network_weight_depends_on_depth_match_and_order() -> None:
+    asked = ((1, 1, 0), (1, 1, 5), (1, 2, 5), (2, 9, 1))
+    assert [PRIOR.network.at(*each) for each in asked] == [0.6, 0.5, 0.2, 0.0]
+    assert PRIOR.network.at(30, 0, 3) == 0.1
 
 
 def tree_of(probability: float) -> CandidateTree:
@@ -119,8 +119,8 @@ def test_prior_is_read_as_written(tmp_path: Path) -> None:
     [
         {"lookup_evidence": [0.0, -1.0]},
         {"corpus_evidence": [1.0]},
-        {"network": {"match_bounds": [2], "weights": [[0.6]]}},
-        {"network": {"match_bounds": [2], "weights": [[0.6, 1.5]]}},
+        {"network": {"match_bounds": [2], "weights": [[[0.6] * 6]]}},
+        {"network": {"match_bounds": [2], "weights": [[[0.6] * 6, [1.5] * 6]]}},
         {"trust_observations": 0},
         {"unknown": 1},
     ],

@@ -77,3 +77,8 @@ class Lookup:
                 weight = weights[length if length < longest else longest]
                 found[token] = found.get(token, 0.0) + weight
         return found
+
+    def longest(self, matches: Matches) -> int:
+        """Length of the longest match that something followed; 0 without any."""
+        end = len(self._text)
+        return max((length for position, length in matches.items() if position < end), default=0)

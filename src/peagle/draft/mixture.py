@@ -24,6 +24,7 @@ _NETWORK, _LOOKUP, _CORPUS = Source.NETWORK, Source.LOOKUP, Source.CORPUS
 
 _Evidence = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Weight = Annotated[float, Field(ge=0, le=1)]
+_ByOrder = Annotated[tuple[_Weight, ...], Field(min_length=ORDER + 1, max_length=ORDER + 1)]
 
 
 class NetworkWeights(BaseModel):
@@ -31,15 +32,16 @@ class NetworkWeights(BaseModel):
 
     Attributes:
         match_bounds: Match lengths at which the next column of `weights` begins.
-        weights: Weight of the network's distribution against the text's; one row per depth, the
-            last for all deeper ones, one column per range of longest matches.
+        weights: Weight of the network's distribution against the text's: one row per depth, the
+            last for all deeper ones; in it one column per range of longest matches; in that one
+            entry per length of the longest context that the corpus knows, from 0 up.
         provenance: Where the numbers come from.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     match_bounds: tuple[int, ...]
-    weights: tuple[tuple[_Weight, ...], ...] = Field(min_length=1)
+    weights: tuple[tuple[_ByOrder, ...], ...] = Field(min_length=1)
     provenance: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -48,10 +50,10 @@ class NetworkWeights(BaseModel):
             raise ValueError("weights needs one column more than match_bounds has entries")
         return self
 
-    def at(self, depth: int, match_length: int) -> float:
+    def at(self, depth: int, match_length: int, corpus_order: int) -> float:
         """Weight of the network's distribution where text has something to say as well."""
         row = self.weights[min(depth, len(self.weights)) - 1]
-        return row[bisect_right(self.match_bounds, match_length)]
+        return row[bisect_right(self.match_bounds, match_length)][corpus_order]
 
 
 class MixturePrior(BaseModel):

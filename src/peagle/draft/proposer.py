@@ -125,7 +125,11 @@ class _Branch:
             followed,
             len(self._ranges),
             network.children(depth, self._path),
-            mixture.prior.network.at(depth, max(self._matches.values(), default=0)),
+            mixture.prior.network.at(
+                depth,
+                0 if lookup is None else lookup.longest(self._matches),
+                len(self._ranges),
+            ),
         )
 
 

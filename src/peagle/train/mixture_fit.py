@@ -2,8 +2,8 @@
 
 For each held-out place that a chain reaches along the written text, the sources' mixture and the
 network each gave the written token a probability. The weight of the network is what makes the
-written tokens most likely, for each depth and range of longest matches: expectation maximisation
-of a mixture of two (Dempster, Laird and Rubin 1977).
+written tokens most likely, for each depth, range of longest matches and order of the corpus:
+expectation maximisation of a mixture of two (Dempster, Laird and Rubin 1977).
 """
 
 from bisect import bisect_right
@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from peagle.draft.corpus import Corpus
+from peagle.draft.corpus import ORDER, Corpus
 from peagle.draft.lookup import Lookup
 from peagle.draft.mixture import Mixture, MixturePrior, NetworkWeights
 from peagle.train.features import Document
@@ -23,10 +23,11 @@ from peagle.train.held_out import Chains
 MATCH_BOUNDS: Final = (2, 4, 8)
 # Keeps the logarithm of a token that a source does not know finite.
 _FLOOR: Final = 2e-4
-# A weight of fewer places is mostly that of its whole depth.
-_PRIOR_PLACES: Final = 200.0
+# A weight of fewer places is mostly that of what it belongs to.
+_WORTH: Final = 100.0
 _ROUNDS: Final = 40
 
+Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
@@ -38,11 +39,13 @@ class TextPlaces:
         probabilities: Probability of the written token, `[n - P]`: entry `i` is that of token
             `P + i`, given all before it.
         matches: Longest match with the text before, `[n - P]`.
+        orders: Length of the longest context that the corpus knows, `[n - P]`.
         silent: Where no source says anything, `[n - P]`.
     """
 
     probabilities: Floats
-    matches: npt.NDArray[np.int64]
+    matches: Ints
+    orders: Ints
     silent: npt.NDArray[np.bool_]
 
 
@@ -52,18 +55,21 @@ def text_places(document: Document, corpus: Corpus | None, prior: MixturePrior) 
     prompt = text[: document.prompt_tokens]
     lookup, mixture = Lookup(prompt, prior.longest_match), Mixture(prior)
     ranges = [] if corpus is None else corpus.ranges(prompt)
-    probabilities, matches, silent = [], [], []
+    probabilities, matches, orders, silent = [], [], [], []
     for token in text[document.prompt_tokens :]:
         evidence = lookup.evidence(lookup.matches, prior.lookup_evidence)
         followed = {} if corpus is None else corpus.successors(ranges)
         children = mixture.children(evidence, followed, len(ranges))
         probabilities.append(next((-p for p, child, _ in children if child == token), 0.0))
-        matches.append(max(lookup.matches.values(), default=0))
+        matches.append(lookup.longest(lookup.matches))
+        orders.append(len(ranges))
         silent.append(not children)
         lookup.extend([token])
         if corpus is not None:
             ranges = corpus.follow(ranges, token)
-    return TextPlaces(np.array(probabilities), np.array(matches), np.array(silent, bool))
+    return TextPlaces(
+        np.array(probabilities), np.array(matches), np.array(orders), np.array(silent, bool)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +79,15 @@ class Places:
     Attributes:
         depths: From 1 for the first draft token, `[places]`.
         matches: Longest match of the text there, `[places]`.
+        orders: Length of the longest context that the corpus knows there, `[places]`.
         text: Probability that the text sources give the written token, `[places]`.
         network: Probability that the network gives it, `[places]`.
         documents: Documents that they come from.
     """
 
-    depths: npt.NDArray[np.int64]
-    matches: npt.NDArray[np.int64]
+    depths: Ints
+    matches: Ints
+    orders: Ints
     text: Floats
     network: Floats
     documents: int
@@ -103,18 +111,20 @@ def read_places(
         corpus: The corpus that drafts come from, if there is any.
         prior: How the text sources are believed.
     """
-    depths, matches, text, network = [], [], [], []
+    depths, matches, orders, text, network = [], [], [], [], []
     for document, found in zip(documents, chains, strict=True):
         said = text_places(document, corpus, prior)
         at = found.anchors + found.depths + 2 - document.prompt_tokens
         kept = ~said.silent[at]
         depths.append(found.depths[kept] + 1)
         matches.append(said.matches[at][kept])
+        orders.append(said.orders[at][kept])
         text.append(said.probabilities[at][kept])
         network.append(found.probabilities[kept])
     return Places(
         np.concatenate(depths),
         np.concatenate(matches),
+        np.concatenate(orders),
         np.concatenate(text),
         np.concatenate(network),
         len(documents),
@@ -122,24 +132,39 @@ def read_places(
 
 
 def fit_network_weights(places: Places, bounds: Sequence[int] = MATCH_BOUNDS) -> NetworkWeights:
-    """Fit the network's weight for each depth and range of longest matches.
+    """Fit the network's weight for each depth, range of longest matches and order of the corpus.
+
+    What has few places is believed as what it belongs to: a match as its depth, an order as its
+    match, a depth without any as the one before.
 
     Args:
         places: Where both have spoken.
         bounds: Match lengths at which ranges begin.
     """
-    columns = np.array([bisect_right(bounds, match) for match in places.matches])
+    columns = np.array([bisect_right(bounds, match) for match in places.matches], np.int64)
+
+    def likeliest(at: npt.NDArray[np.bool_], start: float, worth: float) -> float:
+        return _likeliest(places.text[at], places.network[at], start, worth)
+
     rows, before = [], 0.5
     for depth in range(1, int(places.depths.max(initial=1)) + 1):
-        at = places.depths == depth
-        whole = before = _likeliest(places.text[at], places.network[at], before, 0.0)
-        rows.append(
-            tuple(
-                round(_likeliest(places.text[here], places.network[here], whole, _PRIOR_PLACES), 3)
-                for here in (at & (columns == column) for column in range(len(bounds) + 1))
+        here = places.depths == depth
+        whole = before = likeliest(here, before, 1.0)
+        row = []
+        for column in range(len(bounds) + 1):
+            within = here & (columns == column)
+            usual = likeliest(within, whole, _WORTH)
+            row.append(
+                tuple(
+                    round(likeliest(within & (places.orders == order), usual, _WORTH), 3)
+                    for order in range(ORDER + 1)
+                )
             )
-        )
-    mixed = [rows[depth - 1][column] for depth, column in zip(places.depths, columns, strict=True)]
+        rows.append(tuple(row))
+    mixed = [
+        rows[depth - 1][column][order]
+        for depth, column, order in zip(places.depths, columns, places.orders, strict=True)
+    ]
     return NetworkWeights(
         match_bounds=tuple(bounds),
         weights=tuple(rows),
@@ -155,23 +180,21 @@ def fit_network_weights(places: Places, bounds: Sequence[int] = MATCH_BOUNDS) ->
     )
 
 
-def _likeliest(text: Floats, network: Floats, start: float, places: float) -> float:
+def _likeliest(text: Floats, network: Floats, start: float, worth: float) -> float:
     """Weight of the network under which the written tokens are most likely.
 
     Args:
         text: The text sources' probabilities.
         network: The network's.
-        start: Where to begin, and what to believe of places without any evidence.
-        places: How many such places there are.
+        start: Where to begin, and what is believed without any evidence.
+        worth: How many places that belief is worth.
     """
     weight = start
-    if not len(text) + places:
-        return weight
     text, network = text + _FLOOR, network + _FLOOR
     for _ in range(_ROUNDS):
         ours = weight * network
         share = ours / (ours + (1 - weight) * text)
-        weight = float((share.sum() + places * start) / (len(text) + places))
+        weight = float((share.sum() + worth * start) / (len(text) + worth))
     return weight
 
 
