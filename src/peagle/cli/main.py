@@ -9,6 +9,7 @@ from peagle.cli.chat import chat
 from peagle.cli.corpus import corpus
 from peagle.cli.demo import demo
 from peagle.cli.doctor import doctor
+from peagle.cli.eval_drafter import eval_drafter
 from peagle.cli.generate import generate
 from peagle.cli.models import models, pull
 from peagle.cli.synth import synth
@@ -25,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, chat, models, pull, doctor, demo, synth, train):
+for command in (generate, chat, models, pull, doctor, demo, synth, train, eval_drafter):
     app.command()(command)
 app.add_typer(corpus, name="corpus")
 
