@@ -78,18 +78,16 @@ def test_drafters_and_sources_are_compared(
     # The drafter was fitted to these answers.
     cumulative = counted["acceptance_by_depth"]["cumulative"]
     assert cumulative[0] > 0.5
-    given = counted["acceptance_by_depth"]["conditional"]
-    assert given[0] == cumulative[0]
-    if len(cumulative) > 1:
-        assert given[1] == pytest.approx(cumulative[1] / cumulative[0], abs=1e-3)
+    assert counted["acceptance_by_depth"]["conditional"][0] == cumulative[0]
     lengths = counted["acceptance_length"]
     assert lengths["mean"] == pytest.approx(sum(lengths["categories"].values()) / 2, abs=1e-4)
     assert chain["without_repetitive"]["answers"] == 2
     assert chain["without_repetitive"]["emitted_tokens"] == 8 + 15
 
-    # Lookup sees through the loop, which the second figures leave out.
+    # Lookup finds nothing in the first answer and sees through the loop in 4 passes of 11 tokens.
     lookup = by_name["lookup, tree 7"]
-    assert lookup["all"]["acceptance_length"]["categories"]["qa"] > 2
+    qa = lookup["all"]["acceptance_length"]["categories"]["qa"]
+    assert qa == pytest.approx((8 + 11) / (8 + 4), abs=1e-4)
     assert lookup["without_repetitive"]["acceptance_length"]["categories"]["qa"] == 1.0
 
     written = (folder / "eval-drafter.md").read_text()
@@ -204,24 +202,17 @@ def test_a_missing_file_of_prompts_is_named(peagle: Run, loaded: None) -> None:
     assert "none.jsonl cannot be read (No such file or directory)" in ran.err
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (
-            {"tokenizer_fingerprint": "0" * 64},
-            "does not fit this target, the drafter has tokenizer",
-        ),
-        ({"taps": (2, 15, 30)}, "the target has layers 0 to 29"),
-    ],
-)
 def test_a_drafter_of_another_target_is_refused(
-    peagle: Run, loaded: None, smollm2: LLM, recorded: list[Recorded], tmp_path: Path,
-    change: dict[str, object], problem: str,
-) -> None:  # fmt: skip
+    peagle: Run, loaded: None, smollm2: LLM, recorded: list[Recorded], tmp_path: Path
+) -> None:
     path = tmp_path / "other.safetensors"
     features = [read_features(smollm2.target, recorded[0])]
-    save_informed_drafter(path, smollm2, recorded[:1], features, "peagle", **change)
-    ran = peagle("eval-drafter", "smollm2", "--drafter", str(path))
-    assert ran.code == 2
-    assert f"Error: --drafter {path}: The drafter does not fit" in ran.err
-    assert problem in ran.err
+    for change, problem in (
+        ({"tokenizer_fingerprint": "0" * 64}, "this target, the drafter has tokenizer 0000"),
+        ({"taps": (2, 15, 30)}, "the target has layers 0 to 29"),
+    ):
+        save_informed_drafter(path, smollm2, recorded[:1], features, "peagle", **change)
+        ran = peagle("eval-drafter", "smollm2", "--drafter", str(path))
+        assert ran.code == 2
+        assert f"Error: --drafter {path}: The drafter does not fit" in ran.err
+        assert problem in ran.err
