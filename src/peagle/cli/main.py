@@ -9,6 +9,7 @@ from peagle.cli.chat import chat
 from peagle.cli.corpus import corpus
 from peagle.cli.demo import demo
 from peagle.cli.doctor import doctor
+from peagle.cli.eval_drafter import eval_drafter
 from peagle.cli.export import export
 from peagle.cli.generate import generate
 from peagle.cli.models import models, pull
@@ -26,7 +27,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, chat, models, pull, export, doctor, demo, synth, train):
+for command in (
+    generate, chat, models, pull, export, doctor, demo, synth, train, eval_drafter,
+):  # fmt: skip
     app.command()(command)
 app.add_typer(corpus, name="corpus")
 

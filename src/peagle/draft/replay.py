@@ -23,7 +23,7 @@ def replay(proposer: Proposer, answer: Sequence[int]) -> int:
     while begin < len(answer):
         proposer.extend(written)
         tree = proposer.propose(depth_limit=len(answer) - begin)
-        accepted = _walk(tree, answer[begin:])
+        accepted = walk(tree, answer[begin:])
         proposer.observe(tree, accepted)
         written = answer[begin : begin + len(accepted) + 1]
         begin += len(written)
@@ -31,8 +31,8 @@ def replay(proposer: Proposer, answer: Sequence[int]) -> int:
     return passes
 
 
-def _walk(tree: CandidateTree, answer: Sequence[int]) -> list[int]:
-    """Follow the answer through the tree; return the nodes passed."""
+def walk(tree: CandidateTree, answer: Sequence[int]) -> list[int]:
+    """Follow what was written through a tree; return the nodes passed, from the root down."""
     children = {
         (parent, token): node
         for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))

@@ -19,6 +19,15 @@ def distinct_bigrams(token_ids: Sequence[int]) -> float:
     return len(set(pairs)) / len(pairs) if len(pairs) > 1 else 1.0
 
 
+def conditional(cumulative: Sequence[float]) -> list[float]:
+    """Turn the share of steps accepted to each depth into that of those accepted to the one before.
+
+    Args:
+        cumulative: `SpeculationStatistics.acceptance_by_depth`.
+    """
+    return [here / above for above, here in pairwise((1.0, *cumulative))]
+
+
 @dataclass(frozen=True, slots=True)
 class Answered:
     """One answer of a workload.

@@ -1,0 +1,82 @@
+"""Replay the same answers with every configuration."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from peagle.draft.corpus import Corpus
+from peagle.draft.mixture import MixturePrior
+from peagle.draft.network.drafter import Drafter
+from peagle.evaluate.acceptance import Answered
+from peagle.evaluate.configurations import Configuration
+from peagle.evaluate.drafters import tapped
+from peagle.evaluate.recorded import Recorded, Sources, read_features, replay_drafts
+from peagle.model.target import TargetModel
+
+# Answers whose features are held, and that are drafted for, at the same time.
+_TOGETHER: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one configuration's drafts were worth.
+
+    Attributes:
+        configuration: How they were made.
+        answers: Every answer.
+    """
+
+    configuration: Configuration
+    answers: list[Answered] = field(default_factory=list)
+
+
+def compare(
+    target: TargetModel,
+    recorded: Sequence[Recorded],
+    configurations: Sequence[Configuration],
+    *,
+    drafters: Mapping[str, Drafter],
+    corpus: Corpus | None,
+    prior: MixturePrior,
+    on_step: Callable[[], None] = lambda: None,
+) -> list[Measured]:
+    """Replay answers with every configuration; the target reads each answer once.
+
+    Args:
+        target: The model that wrote the answers.
+        recorded: The answers.
+        configurations: What is compared.
+        drafters: The networks by name.
+        corpus: Text that the target wrote before, if there is any.
+        prior: How much each source is believed at first.
+        on_step: Told `steps(…)` times: for every answer read, and for every one replayed.
+    """
+    taps = {tap for drafter in drafters.values() for tap in drafter.network.config.taps}
+    reader = tapped(target, sorted(taps)) if taps else None
+    measured = [Measured(configuration) for configuration in configurations]
+    groups = -(-len(recorded) // _TOGETHER)
+    for group in range(groups):
+        # In strides, so that groups are of the same size.
+        some = recorded[group::groups]
+        features = None
+        if reader is not None:
+            features = [read_features(reader, one, on_step) for one in some]
+        for one_way in measured:
+            configuration = one_way.configuration
+            name = configuration.drafter
+            one_way.answers.extend(
+                replay_drafts(
+                    some,
+                    configuration.spec,
+                    Sources(prior, corpus, drafters[name] if name is not None else None),
+                    features=features,
+                    chain=configuration.chain,
+                    on_answered=on_step,
+                )
+            )
+    return measured
+
+
+def steps(answers: int, configurations: int, drafters: int) -> int:
+    """How often `compare` reports."""
+    return answers * (configurations + (drafters > 0))

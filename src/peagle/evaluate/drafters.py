@@ -1,0 +1,89 @@
+"""Drafters side by side: their names, and one target that gives what all of them read."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from peagle.draft.loading import open_drafter
+from peagle.draft.network.config import NetworkConfig
+from peagle.draft.network.drafter import Drafter
+from peagle.draft.storage import read_config
+from peagle.errors import CheckpointError, InvalidRequestError
+from peagle.evaluate.configurations import CORPUS, LOOKUP
+from peagle.model.target import TargetModel
+
+# Memory is touched as positions are used, so this is a limit and not a cost.
+_KV_CACHE_BYTES: Final = 1 << 30
+
+
+def named_files(told: Sequence[str]) -> dict[str, Path]:
+    """Read `FILE` or `NAME=FILE`; a file without a name is called as it is, without the ending.
+
+    Raises:
+        InvalidRequestError: A name is empty, that of a text source, or given twice.
+    """
+    named: dict[str, Path] = {}
+    for text in told:
+        name, equals, file = text.partition("=")
+        path = Path(file if equals and not Path(text).exists() else text)
+        if path == Path(text):
+            name = path.stem
+        if not name.strip() or name in (LOOKUP, CORPUS):
+            raise InvalidRequestError(
+                f"--drafter {text} has the name {name!r}.",
+                remedy="Give it another one, as in --drafter mine=drafter.safetensors.",
+                field="drafter",
+            )
+        if name in named:
+            raise InvalidRequestError(
+                f"Two drafters are called {name!r}: {named[name]} and {path}.",
+                remedy="Name them, as in --drafter old=a/drafter.safetensors --drafter "
+                "new=b/drafter.safetensors.",
+                field="drafter",
+            )
+        named[name] = path
+    return named
+
+
+def read_configs(files: Mapping[str, Path]) -> dict[str, NetworkConfig]:
+    """Read the configurations of drafters, without their weights.
+
+    Raises:
+        CheckpointError: A file is missing, damaged, or no drafter.
+    """
+    return {name: read_config(path) for name, path in files.items()}
+
+
+def open_drafters(
+    files: Mapping[str, Path],
+    configs: Mapping[str, NetworkConfig],
+    target: TargetModel,
+    fingerprint: str,
+) -> dict[str, Drafter]:
+    """Open drafters for a target.
+
+    Args:
+        files: The drafters by name.
+        configs: Their configurations.
+        target: The target, whatever its taps.
+        fingerprint: `Tokenizer.fingerprint` of the target.
+
+    Raises:
+        CheckpointError: A drafter was made for another target or is damaged; the message names it.
+    """
+    opened = {}
+    for name, path in files.items():
+        try:
+            opened[name] = open_drafter(
+                path, tapped(target, configs[name].taps), fingerprint, budget=_KV_CACHE_BYTES
+            )
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"--drafter {path}: {error.problem}", remedy=error.remedy, field="drafter"
+            ) from None
+    return opened
+
+
+def tapped(target: TargetModel, taps: Sequence[int]) -> TargetModel:
+    """Give a target with other taps; weights are shared."""
+    return TargetModel(target.config, target.weights, target.dtype, target.device, tuple(taps))
