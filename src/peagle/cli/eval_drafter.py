@@ -78,6 +78,7 @@ def eval_drafter(
 
     from peagle.catalog import resolve
     from peagle.draft.mixture import MixturePrior
+    from peagle.draft.storage import read_network_weights
     from peagle.evaluate.answers import read_prompts, record_answers
     from peagle.evaluate.comparison import compare, steps
     from peagle.evaluate.configurations import (
@@ -124,8 +125,9 @@ def eval_drafter(
             "Replaying", total=steps(len(recorded), len(ways), len(drafters))
         )
         measured = compare(
-            llm.target, recorded, ways, drafters=drafters, corpus=_corpus(table, llm),
-            prior=MixturePrior.load(), on_step=lambda: progress.advance(replaying),
+            llm.target, recorded, ways, drafters=drafters,
+            weights={name: read_network_weights(path) for name, path in files.items()},
+            corpus=_corpus(table, llm), prior=MixturePrior.load(), on_step=lambda: progress.advance(replaying),
         )  # fmt: skip
     setting = {
         "model": llm.name,

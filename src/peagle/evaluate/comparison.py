@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from peagle.draft.corpus import Corpus
-from peagle.draft.mixture import MixturePrior
+from peagle.draft.mixture import MixturePrior, NetworkWeights
 from peagle.draft.network.drafter import Drafter
 from peagle.evaluate.acceptance import Answered
 from peagle.evaluate.configurations import Configuration
@@ -36,6 +36,7 @@ def compare(
     configurations: Sequence[Configuration],
     *,
     drafters: Mapping[str, Drafter],
+    weights: Mapping[str, NetworkWeights | None],
     corpus: Corpus | None,
     prior: MixturePrior,
     on_step: Callable[[], None] = lambda: None,
@@ -47,6 +48,7 @@ def compare(
         recorded: The answers.
         configurations: What is compared.
         drafters: The networks by name.
+        weights: How much each is to be believed beside text sources, where it says so.
         corpus: Text that the target wrote before, if there is any.
         prior: How much each source is believed at first.
         on_step: Told `steps(…)` times: for every answer read, and for every one replayed.
@@ -68,7 +70,9 @@ def compare(
                 replay_drafts(
                     some,
                     configuration.spec,
-                    Sources(prior, corpus, drafters[name] if name is not None else None),
+                    Sources(prior, corpus)
+                    if name is None
+                    else Sources(prior.with_network(weights[name]), corpus, drafters[name]),
                     features=features,
                     chain=configuration.chain,
                     on_answered=on_step,
