@@ -127,7 +127,8 @@ def eval_drafter(
         measured = compare(
             llm.target, recorded, ways, drafters=drafters,
             weights={name: read_network_weights(path) for name, path in files.items()},
-            corpus=_corpus(table, llm), prior=MixturePrior.load(), on_step=lambda: progress.advance(replaying),
+            corpus=_corpus(table, llm), prior=MixturePrior.load(),
+            on_step=lambda: progress.advance(replaying),
         )  # fmt: skip
     setting = {
         "model": llm.name,

@@ -33,7 +33,9 @@ class Optimizer:
                 matrix_rate,
             ),
             (
-                torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0),
+                torch.optim.AdamW(
+                    others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+                ),
                 other_rate,
             ),
         ]
