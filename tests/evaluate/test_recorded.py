@@ -18,6 +18,7 @@ from peagle.evaluate.recorded import (
     Features,
     Recorded,
     Sources,
+    Way,
     read_features,
     replay_drafts,
 )
@@ -40,8 +41,8 @@ def replayed(
 ) -> list[SpeculationStatistics]:
     drafter = llm.engine.drafter if told["method"] != "lookup" else None
     sources = Sources(MixturePrior.load(), Corpus.load(resolve("smollm2").corpus), drafter)
-    spec = ParallelDraftingSpec.parse(told)
-    answers = replay_drafts(recorded, spec, sources, features=features, chain=chain)
+    way = Way(ParallelDraftingSpec.parse(told), chain)
+    (answers,) = replay_drafts(recorded, [way], sources, features=features)
     assert [answer.token_ids for answer in answers] == [one.answer for one in recorded]
     return [answer.statistics for answer in answers]
 
@@ -143,3 +144,32 @@ def test_an_answer_of_one_token_takes_no_pass(
     told = {"method": drafting.spec.method, "adaptive": False, **TOGETHER}
     short = replace(recorded[1], answer=recorded[1].answer[:1], limit=1)
     assert replayed(drafting, [short], features[1:2], told) == [SpeculationStatistics()]
+
+
+def test_ways_that_ask_the_same_share_the_network(
+    drafting: LLM, recorded: list[Recorded], features: list[Features], monkeypatch
+) -> None:
+    drafter = drafting.engine.drafter
+    common = {"method": drafting.spec.method, "adaptive": False}
+    peagle = drafter.method == "peagle"
+    told = [common | TOGETHER, common | ALONE, common | ALONE | {"corpus": True}]
+    if peagle:
+        told.append(common | ALONE | {"max_tree_nodes": 3, "num_parallel_trees": 1})
+    alone = [replayed(drafting, recorded, features, one) for one in told]
+    asked = []
+    exact = drafter.draft
+
+    def counted(states, limits):
+        asked.append(len(states))
+        return exact(states, limits)
+
+    monkeypatch.setattr(drafter, "draft", counted)
+    ways = [Way(ParallelDraftingSpec.parse(one)) for one in told]
+    sources = Sources(MixturePrior.load(), Corpus.load(resolve("smollm2").corpus), drafter)
+    together = replay_drafts(recorded, ways, sources, features=features)
+    assert [[one.statistics for one in way] for way in together] == alone
+    # No place is asked about twice.
+    assert sum(asked) <= sum(len(one.answer) - 1 for one in recorded)
+    other = Way(ParallelDraftingSpec.parse(common | ALONE | {"prediction_depth": 3}))
+    with pytest.raises(ValueError, match="ask the network different things"):
+        replay_drafts(recorded, [ways[0], other], sources, features=features)

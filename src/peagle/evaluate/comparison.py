@@ -6,11 +6,11 @@ from typing import Final
 
 from peagle.draft.corpus import Corpus
 from peagle.draft.mixture import MixturePrior, NetworkWeights
-from peagle.draft.network.drafter import Drafter
+from peagle.draft.network.drafter import Drafter, DraftLimits
 from peagle.evaluate.acceptance import Answered
 from peagle.evaluate.configurations import Configuration
 from peagle.evaluate.drafters import tapped
-from peagle.evaluate.recorded import Recorded, Sources, read_features, replay_drafts
+from peagle.evaluate.recorded import Recorded, Sources, Way, read_features, replay_drafts
 from peagle.model.target import TargetModel
 
 # Answers whose features are held, and that are drafted for, at the same time.
@@ -56,28 +56,31 @@ def compare(
     taps = {tap for drafter in drafters.values() for tap in drafter.network.config.taps}
     reader = tapped(target, sorted(taps)) if taps else None
     measured = [Measured(configuration) for configuration in configurations]
+    # Configurations that ask a network the same share what it says.
+    asking: dict[tuple[str | None, DraftLimits | None], list[Measured]] = {}
+    for one in measured:
+        way, name = Way(one.configuration.spec), one.configuration.drafter
+        question = None if name is None else way.question(drafters[name])
+        asking.setdefault((name, question), []).append(one)
     groups = -(-len(recorded) // _TOGETHER)
     for group in range(groups):
         # In strides, so that groups are of the same size.
         some = recorded[group::groups]
         features = None
         if reader is not None:
-            features = [read_features(reader, one, on_step) for one in some]
-        for one_way in measured:
-            configuration = one_way.configuration
-            name = configuration.drafter
-            one_way.answers.extend(
-                replay_drafts(
-                    some,
-                    configuration.spec,
-                    Sources(prior, corpus)
-                    if name is None
-                    else Sources(prior.with_network(weights[name]), corpus, drafters[name]),
-                    features=features,
-                    chain=configuration.chain,
-                    on_answered=on_step,
-                )
+            features = [read_features(reader, answer, on_step) for answer in some]
+        for (name, _), alike in asking.items():
+            replayed = replay_drafts(
+                some,
+                [Way(one.configuration.spec, one.configuration.chain) for one in alike],
+                Sources(prior, corpus)
+                if name is None
+                else Sources(prior.with_network(weights[name]), corpus, drafters[name]),
+                features=features,
+                on_answered=on_step,
             )
+            for one, answers in zip(alike, replayed, strict=True):
+                one.answers.extend(answers)
     return measured
 
 

@@ -8,7 +8,7 @@ sources, and what is run again is the drafting alone.
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -27,7 +27,7 @@ from peagle.evaluate.acceptance import Answered
 from peagle.model.kv_cache import page_bytes, pages_for
 from peagle.model.rows import SequenceRows
 from peagle.model.target import TargetModel
-from peagle.spec import MAX_DEPTH, ParallelDraftingSpec
+from peagle.spec import MAX_DEPTH, MAX_TREE_NODES, ParallelDraftingSpec
 
 Features = Mapping[int, torch.Tensor]
 """Residual stream entering each tapped layer, for all tokens but the last, `[n - 1, hidden]`."""
@@ -72,6 +72,32 @@ class Sources:
     drafter: Drafter | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of drafting from the sources.
+
+    Attributes:
+        spec: Shape of the trees, and which text sources to ask. What `adaptive` would take away
+            is not.
+        chain: Whether the network gives only its most probable token at each depth.
+    """
+
+    spec: ParallelDraftingSpec
+    chain: bool = False
+
+    @property
+    def limits(self) -> DraftLimits:
+        """What the network is asked for where an answer's end does not limit it."""
+        spec = self.spec
+        return DraftLimits(spec.prediction_depth, spec.max_tree_nodes, spec.num_parallel_trees)
+
+    def question(self, drafter: Drafter) -> DraftLimits:
+        """What a network's predictions depend on; P-EAGLE's do not on the size of the tree."""
+        if drafter.method == "peagle":
+            return DraftLimits(self.limits.depth, MAX_TREE_NODES, MAX_TREE_NODES)
+        return self.limits
+
+
 def read_features(
     target: TargetModel, recorded: Recorded, on_read: Callable[[], None] = lambda: None
 ) -> Features:
@@ -100,73 +126,119 @@ def read_features(
 
 def replay_drafts(
     answers: Sequence[Recorded],
-    spec: ParallelDraftingSpec,
+    ways: Sequence[Way],
     sources: Sources,
     *,
     features: Sequence[Features] | None = None,
-    chain: bool = False,
     on_answered: Callable[[], None] = lambda: None,
-) -> list[Answered]:
+) -> list[list[Answered]]:
     """Decode recorded answers again with other drafts, all at the same time.
+
+    At each place of an answer the network is asked once, for all ways that get there.
 
     Args:
         answers: What the target wrote.
-        spec: Shape of the trees, and which text sources to ask; the network is asked if there is
-            one. What `adaptive` would take away is not.
-        sources: What drafts are made from.
+        ways: Ways of drafting that all ask the network the same (`Way.question`).
+        sources: What drafts are made from; the network is asked if there is one.
         features: What the target gave at the tokens of each answer, at the drafter's taps.
-        chain: Whether the network gives only its most probable token at each depth.
-        on_answered: Told whenever an answer is complete.
+        on_answered: Told whenever an answer is complete in one of the ways.
 
     Returns:
-        Each answer with what its drafts were worth.
+        For each way every answer with what its drafts were worth.
 
     Raises:
         OutOfMemoryBudgetError: An answer does not fit in the drafter's KV cache.
     """
+    drafter = sources.drafter
+    if drafter is not None and len({way.question(drafter) for way in ways}) > 1:
+        raise ValueError("the ways ask the network different things")
     known: Sequence[Features] = features or [{}] * len(answers)
     replays = [
-        _Replay(answer, own, Proposer(answer.prompt, spec=spec, corpus=sources.corpus,
-                                      prior=sources.prior))
+        _Replay(answer, own, [_Run(way, answer, sources) for way in ways])
         for answer, own in zip(answers, known, strict=True)
-    ]  # fmt: skip
+    ]
     waiting = deque(replays)
     running: list[_Replay] = []
     while waiting or running:
-        while waiting and waiting[0].begin(sources.drafter):
+        while waiting and waiting[0].begin(drafter):
             running.append(waiting.popleft())
         if not running:
-            raise _too_long(waiting[0], sources.drafter)
-        _step([one for one in running if one.left], spec, sources.drafter, chain=chain)
+            raise _too_long(waiting[0], drafter)
+        _step([one for one in running if one.writing], drafter, on_answered)
         for one in running:
-            if not one.left:
-                one.end(sources.drafter)
-                on_answered()
-        running = [one for one in running if one.left]
-    return [Answered(one.recorded.category, one.recorded.answer, one.statistics)
-            for one in replays]  # fmt: skip
+            if not one.writing:
+                one.end(drafter)
+        running = [one for one in running if one.writing]
+    return [[replay.runs[place].answered for replay in replays] for place in range(len(ways))]
 
 
-@dataclass(slots=True)
+class _Run:
+    """One answer drafted in one way; its first token comes from the pass over the prompt."""
+
+    def __init__(self, way: Way, recorded: Recorded, sources: Sources) -> None:
+        self.way = way
+        self.written = 1
+        self._recorded = recorded
+        self._statistics = SpeculationStatistics()
+        self._proposer = Proposer(
+            recorded.prompt, spec=way.spec, corpus=sources.corpus, prior=sources.prior
+        )
+        self._proposer.extend(recorded.answer[:1])
+
+    @property
+    def answered(self) -> Answered:
+        """The answer, with what its drafts were worth."""
+        return Answered(self._recorded.category, self._recorded.answer, self._statistics)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the whole answer is written."""
+        return self.written == len(self._recorded.answer)
+
+    def advance(self, network: LevelDistributions | None, passes: int) -> None:
+        """Draft, and follow what the answer says through the tree, as verification does.
+
+        Args:
+            network: What the network predicts here, if there is one.
+            passes: Passes that it took for that.
+        """
+        recorded, written = self._recorded, self.written
+        if network is not None and self.way.chain:
+            network = _MostProbable(network)
+        # As in the engine, nothing is drafted for a last token.
+        depth_limit = recorded.limit - written - 1
+        tree = CandidateTree()
+        if depth_limit > 0:
+            tree = self._proposer.propose(network, depth_limit=depth_limit)
+            self._statistics.draft_passes += passes
+        # The token that ends an answer is never an accepted draft.
+        accepted = walk(tree, recorded.answer[written:-1])
+        emitted = recorded.answer[written : written + len(accepted) + 1]
+        self._statistics.count_step(drafted=len(tree), accepted=len(accepted), emitted=len(emitted))
+        self._proposer.observe(tree, accepted)
+        self._proposer.extend(emitted)
+        self.written += len(emitted)
+
+
+@dataclass(slots=True, eq=False)
 class _Replay:
-    """One answer on its way; its first token comes from the pass over the prompt."""
+    """One answer in all ways, and what the network knows of it."""
 
     recorded: Recorded
     features: Features
-    proposer: Proposer
+    runs: list[_Run]
     state: DrafterState | None = None
-    written: int = 1
-    statistics: SpeculationStatistics = field(default_factory=SpeculationStatistics)
+    observed: int = 0
 
     @property
-    def left(self) -> int:
-        """Tokens of the answer still to be written."""
-        return len(self.recorded.answer) - self.written
+    def writing(self) -> list[_Run]:
+        """Runs that have not written the whole answer."""
+        return [run for run in self.runs if not run.ended]
 
     @property
-    def depth_limit(self) -> int:
-        """Most draft tokens that the engine can still accept before the length limit."""
-        return self.recorded.limit - self.written - 1
+    def place(self) -> int:
+        """Tokens of the answer that the run least far has written."""
+        return min(run.written for run in self.writing)
 
     @property
     def positions(self) -> int:
@@ -175,40 +247,29 @@ class _Replay:
         return len(self.recorded.prompt) + answer
 
     def begin(self, drafter: Drafter | None) -> bool:
-        """Read the prompt and the first token; False where the drafter has no room yet."""
+        """Reserve memory; False where the drafter has no room yet."""
         if drafter is not None:
             if not drafter.fits(self.positions):
                 return False
             self.state = drafter.open(self.positions)
-            self._observe(drafter, [*self.recorded.prompt[1:], self.recorded.answer[0]], 0)
-        self.proposer.extend(self.recorded.answer[:1])
         return True
 
-    def advance(self, tree: CandidateTree, drafter: Drafter | None) -> None:
-        """Follow what the answer says through a tree, as verification does."""
-        recorded, written = self.recorded, self.written
-        # The token that ends an answer is never an accepted draft.
-        accepted = walk(tree, recorded.answer[written:-1])
-        emitted = recorded.answer[written : written + len(accepted) + 1]
-        self.statistics.count_step(drafted=len(tree), accepted=len(accepted), emitted=len(emitted))
-        self.proposer.observe(tree, accepted)
-        self.proposer.extend(emitted)
-        self.written += len(emitted)
-        if drafter is not None and self.left:
-            self._observe(drafter, emitted, len(recorded.prompt) + written - 1)
+    def ask(self, drafter: Drafter) -> DrafterState:
+        """Let the network know what is written up to the place where it is asked."""
+        assert self.state is not None
+        text = [*self.recorded.prompt, *self.recorded.answer[: self.place]]
+        rows = slice(self.observed, len(text) - 1)
+        taps = drafter.network.config.taps
+        tapped = torch.cat([self.features[tap][rows] for tap in taps], -1)
+        self.state.observe(text[self.observed + 1 :], tapped)
+        self.observed = len(text) - 1
+        return self.state
 
     def end(self, drafter: Drafter | None) -> None:
         """Give the drafter's memory back."""
         if self.state is not None and drafter is not None:
-            self.statistics.draft_passes = self.state.passes
             drafter.close(self.state)
             self.state = None
-
-    def _observe(self, drafter: Drafter, following: Sequence[int], first: int) -> None:
-        assert self.state is not None
-        taps = drafter.network.config.taps
-        rows = slice(first, first + len(following))
-        self.state.observe(following, torch.cat([self.features[tap][rows] for tap in taps], -1))
 
 
 class _MostProbable:
@@ -227,33 +288,30 @@ class _MostProbable:
 
 
 def _step(
-    writing: Sequence[_Replay],
-    spec: ParallelDraftingSpec,
-    drafter: Drafter | None,
-    *,
-    chain: bool,
+    replays: Sequence[_Replay], drafter: Drafter | None, on_answered: Callable[[], None]
 ) -> None:
-    """Draft for all answers at once, and follow what each of them says."""
-    # As in the engine, nothing is drafted for a last token.
-    drafting = [one for one in writing if one.depth_limit > 0]
-    networks: dict[int, LevelDistributions] = {}
-    if drafter is not None and drafting:
-        limits = [
-            DraftLimits(
-                min(spec.prediction_depth, one.depth_limit),
-                spec.max_tree_nodes,
-                spec.num_parallel_trees,
-            )
-            for one in drafting
-        ]
-        states = [one.state for one in drafting if one.state is not None]
-        for one, network in zip(drafting, drafter.draft(states, limits), strict=True):
-            networks[id(one)] = _MostProbable(network) if chain else network
-    for one in writing:
-        tree = CandidateTree()
-        if one.depth_limit > 0:
-            tree = one.proposer.propose(networks.get(id(one)), depth_limit=one.depth_limit)
-        one.advance(tree, drafter)
+    """Draft for all answers at once, each where its slowest runs are, and let these go on."""
+    places = [one.place for one in replays]
+    depths = [one.recorded.limit - place - 1 for one, place in zip(replays, places, strict=True)]
+    asking = [(one, depth) for one, depth in zip(replays, depths, strict=True) if depth > 0]
+    predicted: dict[_Replay, tuple[LevelDistributions, int]] = {}
+    if drafter is not None and asking:
+        states = [one.ask(drafter) for one, _ in asking]
+        before = [state.passes for state in states]
+        limits = [one.runs[0].way.question(drafter) for one, _ in asking]
+        found = drafter.draft(states, [
+            replace(limit, depth=min(limit.depth, depth))
+            for limit, (_, depth) in zip(limits, asking, strict=True)
+        ])  # fmt: skip
+        for place, (one, _) in enumerate(asking):
+            predicted[one] = found[place], states[place].passes - before[place]
+    for one, place in zip(replays, places, strict=True):
+        network, passes = predicted.get(one, (None, 0))
+        for run in one.writing:
+            if run.written == place:
+                run.advance(network, passes)
+                if run.ended:
+                    on_answered()
 
 
 def _too_long(replay: _Replay, drafter: Drafter | None) -> OutOfMemoryBudgetError:

@@ -74,6 +74,8 @@ class BranchDistributions:
         self._head = head
         self._ids = target_ids
         self._top = min(top, logits.shape[1])
+        # Branches often meet in the same token.
+        self._told: dict[tuple[int, int | None], tuple[list[int], list[float]]] = {}
 
     @property
     def levels(self) -> int:
@@ -83,9 +85,14 @@ class BranchDistributions:
     @torch.inference_mode()
     def children(self, depth: int, path: Sequence[int]) -> tuple[list[int], list[float]]:
         """Predict the token at `depth` after the draft tokens of `path`."""
+        place = (depth, path[-1] if depth > 1 else None)
+        told = self._told.get(place)
+        if told is not None:
+            return told
         logits = self._logits[depth - 1]
         if depth > 1:
             logits = logits + self._head.bias(path[-1], self._gates[depth - 1])
         best, ids = logits.topk(self._top)
         probabilities = (best - logits.logsumexp(-1)).exp()
-        return self._ids[ids].tolist(), probabilities.tolist()
+        self._told[place] = self._ids[ids].tolist(), probabilities.tolist()
+        return self._told[place]
