@@ -61,6 +61,14 @@ def test_branch_is_matched_against_committed_text_only(text: list[int], path: li
     assert lookup.evidence(matches, BY_LENGTH) == expected
 
 
+@given(texts)
+def test_matches_are_earlier_places_and_not_the_end_itself(text: list[int]) -> None:
+    longest = max((common_suffix(text, end) for end in range(1, len(text))), default=0)
+    found = Lookup(text, LONGEST).matches
+    assert min(max(found.values(), default=0), LONGEST) == min(longest, LONGEST)
+    assert all(position < len(text) for position in found)
+
+
 def test_unknown_token_has_no_matches() -> None:
     lookup = Lookup([1, 2, 1, 2], LONGEST)
     assert lookup.follow(lookup.matches, 7) == {}

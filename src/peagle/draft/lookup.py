@@ -55,6 +55,8 @@ class Lookup:
         for position, length in matches.items():
             if position < end and text[position] == token:
                 longer[position + 1] = length + 1
+        # The text's end matches itself, and nothing followed it yet.
+        longer.pop(end, None)
         return longer
 
     def evidence(self, matches: Matches, weights: Sequence[float]) -> dict[int, float]:

@@ -121,16 +121,23 @@ def read_places(
     )
 
 
-def fit_network_weights(places: Places, bounds: Sequence[int] = MATCH_BOUNDS) -> NetworkWeights:
+def fit_network_weights(
+    places: Places, bounds: Sequence[int] = MATCH_BOUNDS
+) -> NetworkWeights | None:
     """Fit the network's weight for each depth and range of longest matches.
 
     Args:
         places: Where both have spoken.
         bounds: Match lengths at which ranges begin.
+
+    Returns:
+        The weights; None without any place to tell them from.
     """
+    if not len(places.depths):
+        return None
     columns = np.array([bisect_right(bounds, match) for match in places.matches])
     rows, before = [], 0.5
-    for depth in range(1, int(places.depths.max(initial=1)) + 1):
+    for depth in range(1, int(places.depths.max()) + 1):
         at = places.depths == depth
         whole = before = _likeliest(places.text[at], places.network[at], before, 0.0)
         rows.append(
