@@ -61,6 +61,14 @@ def test_branch_is_matched_against_committed_text_only(text: list[int], path: li
     assert lookup.evidence(matches, BY_LENGTH) == expected
 
 
+@given(texts)
+def test_matches_are_earlier_places_and_not_the_end_itself(text: list[int]) -> None:
+    longest = max((common_suffix(text, end) for end in range(1, len(text))), default=0)
+    found = Lookup(text, LONGEST).matches
+    assert min(max(found.values(), default=0), LONGEST) == min(longest, LONGEST)
+    assert all(position < len(text) for position in found)
+
+
 def test_unknown_token_has_no_matches() -> None:
     lookup = Lookup([1, 2, 1, 2], LONGEST)
     assert lookup.follow(lookup.matches, 7) == {}
@@ -78,11 +86,3 @@ def test_long_prompt_is_absorbed_in_a_few_milliseconds() -> None:
     begin = time.process_time()
     Lookup(prompt, 32)
     assert time.process_time() - begin < 0.1
-
-
-@given(texts)
-def test_the_longest_match_is_one_that_something_followed(text: list[int]) -> None:
-    lookup = Lookup(text, LONGEST)
-    expected = max((common_suffix(text, end) for end in range(1, len(text))), default=0)
-    assert min(lookup.longest(lookup.matches), LONGEST) == min(expected, LONGEST)
-    assert lookup.longest({len(text): 5}) == 0

@@ -8,9 +8,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from peagle.draft.loading import open_drafter
+from peagle.draft.mixture import NetworkWeights
 from peagle.draft.network.tensors import tensor_shapes
 from peagle.draft.peagle.config import PEagleConfig
-from peagle.draft.storage import file_format, load_drafter, read_config, save_drafter
+from peagle.draft.storage import (
+    file_format,
+    load_drafter,
+    read_config,
+    read_network_weights,
+    save_drafter,
+)
 from peagle.draft.untrained import random_tensors
 from peagle.errors import CheckpointError
 from peagle.model.config import RopeScaling
@@ -78,6 +85,58 @@ def test_half_precision_weights_stay_so(tmp_path, tensors):
     _, weights = load_drafter(tmp_path / "tiny.safetensors")
     assert {name for name, found in weights.items() if found.dtype != torch.bfloat16} == {"d2t"}
     assert all(torch.equal(weights[name], halved[name]) for name in halved)
+
+
+WEIGHTS = NetworkWeights(
+    match_bounds=(2, 4),
+    weights=(
+        ((0.75,) * 6, (0.5,) * 6, (0.25,) * 6),
+        ((0.125,) * 6, (0.0,) * 6, (0.5,) * 5 + (1.0,)),
+    ),
+    provenance={"places": 30, "nats_per_token": {"both": 1.5}},
+)
+
+
+def test_network_weights_come_with_the_drafter(tmp_path, tensors):
+    path = tmp_path / "tiny.safetensors"
+    save_drafter(path, peagle_config(), tensors, WEIGHTS)
+    assert read_network_weights(path) == WEIGHTS
+    assert read_network_weights(path).at(3, 4, 5) == 1.0
+    assert read_config(path) == load_drafter(path)[0] == peagle_config()
+    save_drafter(path, peagle_config(), tensors)
+    assert read_network_weights(path) is None
+
+
+def test_a_public_folder_has_no_network_weights(tmp_path):
+    assert read_network_weights(tmp_path) is None
+    with pytest.raises(CheckpointError, match="There is no drafter file"):
+        read_network_weights(tmp_path / "absent.safetensors")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": [[[0.5] * 6, [0.5] * 6]]},
+        {"weights": [[[0.5] * 6, [0.5] * 6, [1.5] * 6]]},
+        {"weights": [[[0.5] * 5, [0.5] * 5, [0.5] * 5]]},
+        {"weights": [[[0.5] * 6, [0.5] * 6, [float("nan")] * 6]]},
+        {"weights": []},
+        {"match_bounds": [2]},
+        {"match_bounds": [4, 2]},
+        {"more": 1},
+    ],
+)
+def test_impossible_network_weights_are_refused(stored, tensors, change):
+    config = peagle_config()
+    written = json.dumps(WEIGHTS.model_dump() | change)
+    header = {"format": file_format(config), "config": config.to_json()}
+    path = stored(tensors, metadata=header | {"network_weights": written})
+    with pytest.raises(CheckpointError, match="has wrong network_weights") as refusal:
+        read_network_weights(path)
+    assert refusal.value.field == "drafter"
+    path = stored(tensors, metadata=header | {"network_weights": written[:-1]})
+    with pytest.raises(CheckpointError, match="has wrong network_weights"):
+        read_network_weights(path)
 
 
 def test_an_opened_drafter_drafts_as_before(tmp_path, make_target, slots):

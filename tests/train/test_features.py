@@ -1,9 +1,13 @@
 """Bulk reading gives what serving gives: features, teacher and normalizer."""
 
+import errno
+import io
+from pathlib import Path
+
 import pytest
 import torch
 
-from peagle.errors import CheckpointError, DownloadError
+from peagle.errors import CheckpointError
 from peagle.model.rows import SequenceRows
 from peagle.train.feature_cache import FeatureCache
 from peagle.train.features import FeatureReader
@@ -77,12 +81,52 @@ def test_what_was_interrupted_is_read_again(tmp_path) -> None:
     assert cache.known == 2
 
 
+def opened(folder, documents, key: str = "one") -> FeatureCache:
+    target = tapped_target()
+    return FeatureCache(
+        folder, documents, FeatureReader(target), key=key, config=target.config, taps=TAPS
+    )
+
+
 def test_a_full_disk_is_said_before_anything_is_read(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _path: type("U", (), {"free": 1000})())
-    target = tapped_target()
-    with pytest.raises((DownloadError, CheckpointError), match="features"):
-        FeatureCache(
-            tmp_path, documents_of(9), FeatureReader(target), key="one", config=target.config,
-            taps=TAPS,
-        )  # fmt: skip
+    with pytest.raises(CheckpointError, match=r"features needs .* where 1\.0 kB is free") as caught:
+        opened(tmp_path, documents_of(9))
+    assert caught.value.field == "output"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fills_up_while_reading_keeps_what_was_read(tmp_path, monkeypatch) -> None:
+    documents = documents_of(6)
+    cache = opened(tmp_path, documents)
+    kept = cache.read([0, 1])
+
+    class Full(io.FileIO):
+        def write(self, content):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", lambda path, mode, **_: Full(path, mode))
+        with pytest.raises(CheckpointError, match=r"cannot be cached .*No space left"):
+            cache.read([2, 3])
+    again = opened(tmp_path, documents)
+    assert again.known == 2
+    for before, after in zip(kept, again.read([0, 1]), strict=True):
+        assert torch.equal(before.taps, after.taps)
+        assert torch.equal(before.teacher, after.teacher)
+    assert again.read_tokens == 0
+
+
+def test_files_of_another_size_are_read_anew(tmp_path) -> None:
+    documents = documents_of(3)
+    expected = opened(tmp_path, documents).read([1])[0]
+    (tmp_path / "taps.bin").unlink()
+    again = opened(tmp_path, documents)
+    assert again.known == 0
+    assert torch.equal(again.read([1])[0].taps, expected.taps)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"cannot be cached in .*file/features \(Not a dir"):
+        opened(tmp_path / "file" / "features", documents_of(2))

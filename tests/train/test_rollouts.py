@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from peagle.train.rollouts import Sampling, sample_rows, segments
+from tests.train.predicate import visible
 
 PROMPT, TOKENS = 10, 60
 
@@ -49,18 +50,6 @@ def test_short_documents_have_what_they_can_have(tokens: int) -> None:
     assert rows.supervised.sum() == {11: 0, 12: 1, 13: 3}[tokens]
 
 
-def test_a_row_sees_the_context_up_to_its_anchor_and_its_own_chain() -> None:
-    rows = sampled(depths=4, ratio=0.7)
-    visible = rows.visible()
-    for query in range(len(rows.anchors)):
-        a, d = rows.anchors[query], rows.depths[query]
-        expected = [
-            (k_d == 0 and k_a <= a) or (k_a == a and k_d <= d)
-            for k_a, k_d in zip(rows.anchors, rows.depths, strict=True)
-        ]
-        assert visible[query].tolist() == expected
-
-
 def test_segments_supervise_every_row_once_and_show_it_what_the_whole_shows() -> None:
     rows = sampled(depths=6, ratio=0.9)
     parts = segments(rows, 3)
@@ -69,7 +58,7 @@ def test_segments_supervise_every_row_once_and_show_it_what_the_whole_shows() ->
     def seen(part) -> list[tuple[tuple[int, int], set[tuple[int, int]]]]:
         """Name each supervised row with what it sees."""
         names = list(zip(part.anchors.tolist(), part.depths.tolist(), strict=True))
-        lines = zip(names, part.supervised, part.visible(), strict=True)
+        lines = zip(names, part.supervised, visible(part), strict=True)
         return [(name, {names[k] for k in np.flatnonzero(line)}) for name, on, line in lines if on]
 
     together = [line for part in parts for line in seen(part)]

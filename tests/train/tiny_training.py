@@ -19,6 +19,7 @@ from tests.model.random_models import GROUPED, random_target
 
 HIDDEN, DRAFT_VOCAB = GROUPED.hidden_size, GROUPED.vocab_size
 TAPS = (1, 2, 3)
+SAME = {"model": "tiny", "recipe": "one", "data": "same"}
 
 
 def tapped_target(config: DecoderConfig = GROUPED) -> TargetModel:
@@ -109,5 +110,5 @@ def trainer_of(run: Path, *, documents=None, **changes) -> Trainer:
         source=Source(documents),
         recipe=recipe,
         run=run,
-        identity={"model": "tiny", "recipe": "one", "data": "same"},
+        identity=SAME,
     )

@@ -1,6 +1,5 @@
 """`peagle train`: a drafter from a model's own answers."""
 
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,14 +30,18 @@ def train(
             "one only if it is better on requests that were held out."
         ),
     ] = None,
-    method: Annotated[str, typer.Option(help="peagle or eagle3.")] = "peagle",
+    method: Annotated[
+        str | None,
+        typer.Option(help="peagle or eagle3; peagle without, or as the recipe or --start says."),
+    ] = None,
     recipe: Annotated[
         Path | None, typer.Option(help="YAML file that says how; a good default without.")
     ] = None,
     start: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Drafter to go on with, of the same target; with --traffic the model's own."
+            help="Drafter to go on with: a file, a folder, or hf:ORGANISATION/NAME, of the same "
+            "target; with --traffic the model's own without."
         ),
     ] = None,
     corpus: Annotated[
@@ -54,7 +57,7 @@ def train(
         ),
     ] = None,
     hours: Annotated[
-        float | None, typer.Option(min=0, help="Stop after so long; go on with --resume.")
+        float | None, typer.Option(help="Stop after so long; go on with --resume.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --output.")
@@ -75,15 +78,17 @@ def train(
     from rich.console import Console
     from rich.progress import Progress
 
-    from peagle.catalog import resolve
+    from peagle.catalog import resolve, resolve_drafter
     from peagle.model.loading import load_target
+    from peagle.train.interruption import sigterm_as_ctrl_c
     from peagle.train.recipe import Recipe
     from peagle.train.run import (
         begin_from_drafter,
         begin_from_target,
-        check_folder,
         finish,
+        open_corpus,
         open_run,
+        run_folder,
         split_data,
     )
     from peagle.train.traffic import read_data, read_traffic
@@ -95,43 +100,50 @@ def train(
             remedy="Give --data with what `peagle synth` wrote, or --traffic with a log.",
             field="data",
         )
-    told = None if recipe is None else Recipe.read(recipe)
-    how = told or Recipe.of_method(method)
-    check_folder(output, resume=resume)
-    resolved = resolve(model)
-    first = start or (resolved.drafter if traffic is not None else None)
-    if traffic is not None and first is None:
+    if hours is not None and not hours > 0:
         raise InvalidRequestError(
-            f"{model} has no drafter of its own that could learn from traffic.",
-            remedy="Name one with --start, or train one with --data first.",
-            field="start",
+            f"hours cannot be {hours}.", remedy="Allowed: a number above 0.", field="hours"
         )
-    target = load_target(resolved.files, dtype="bfloat16", device=device)
+    how = Recipe.of_method(method) if recipe is None else Recipe.read(recipe, method)
+    resolved = resolve(model)
+    first = resolve_drafter(start) if start is not None else None
+    if traffic is not None and first is None:
+        first = resolved.drafter
+        if first is None:
+            raise InvalidRequestError(
+                f"{model} has no drafter of its own that could learn from traffic.",
+                remedy="Name one with --start, or train one with --data first.",
+                field="start",
+            )
     console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as progress:
-        logged = None if traffic is None else read_traffic(traffic, model)
-        if logged is not None:
+    with (
+        run_folder(output, resume=resume),
+        sigterm_as_ctrl_c(),
+        Progress(console=console, disable=not console.is_terminal) as progress,
+    ):
+        target = load_target(resolved.files, dtype="bfloat16", device=device)
+        mixed_with = corpus or resolved.corpus
+        table = None if mixed_with is None else open_corpus(mixed_with, target)
+        conversations = read_data(data or [], target)
+        if traffic is not None:
+            logged = read_traffic(traffic, model)
             console.print(logged.summary, highlight=False)
-        conversations = read_data(data or [], target) + (logged.conversations if logged else [])
+            conversations += logged.conversations
         split = split_data(conversations, target.model.config.context_length)
         beginning = (
             begin_from_target(target, model, how, split)
             if first is None
-            else begin_from_drafter(first, target, told)
+            else begin_from_drafter(first, target, how)
         )
         trainer = open_run(
             output, target=target, files=resolved.files, name=model, beginning=beginning,
-            data=split, cache_features=cache_features,
+            data=split, cache_features=cache_features, resume=resume,
         )  # fmt: skip
         epochs = 4 * sum(split.documents[index].teachers for index in split.training)
         budget = tokens or (5_000_000 if traffic is None else epochs)
         shown = _Shown(progress, budget)
-        if resume:
-            trainer.resume()
-        elif first is not None:
+        if first is not None and not resume:
             shown.measured(trainer.measure_beginning(), better=False)
-        # A run in the background hears of its end this way, and ignores Ctrl-C.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             trainer.train(
                 Limits(tokens=budget, seconds=None if hours is None else hours * 3600),
@@ -139,7 +151,7 @@ def train(
                 on_measured=shown.measured,
             )
         except KeyboardInterrupt:
-            sys.stderr.write(f"Stopped; go on with: --resume --output {output}\n")
+            sys.stderr.write("Stopped; go on with the same command and --resume.\n")
             raise
         reached = trainer.measure().acceptance_length
         if traffic is not None and reached <= trainer.progress.begun_with:
@@ -148,7 +160,7 @@ def train(
                 f"{trainer.progress.begun_with:.3f} before, {reached:.3f} after.\n"
             )
             return
-        drafter = finish(trainer, output, beginning, split, corpus or resolved.corpus)
+        drafter = finish(trainer, output, beginning, split, table)
     before = f" ({trainer.progress.begun_with:.3f} before)" if first is not None else ""
     sys.stdout.write(
         f"{drafter}: held-out acceptance length {reached:.3f}{before} after "

@@ -55,6 +55,8 @@ class Lookup:
         for position, length in matches.items():
             if position < end and text[position] == token:
                 longer[position + 1] = length + 1
+        # The text's end matches itself, and nothing followed it yet.
+        longer.pop(end, None)
         return longer
 
     def evidence(self, matches: Matches, weights: Sequence[float]) -> dict[int, float]:
@@ -77,8 +79,3 @@ class Lookup:
                 weight = weights[length if length < longest else longest]
                 found[token] = found.get(token, 0.0) + weight
         return found
-
-    def longest(self, matches: Matches) -> int:
-        """Length of the longest match that something followed; 0 without any."""
-        end = len(self._text)
-        return max((length for position, length in matches.items() if position < end), default=0)

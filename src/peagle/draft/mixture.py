@@ -45,9 +45,11 @@ class NetworkWeights(BaseModel):
     provenance: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _columns_match(self) -> Self:
+    def _columns_are_ranges(self) -> Self:
         if any(len(row) != len(self.match_bounds) + 1 for row in self.weights):
             raise ValueError("weights needs one column more than match_bounds has entries")
+        if list(self.match_bounds) != sorted(set(self.match_bounds)):
+            raise ValueError("match_bounds do not rise")
         return self
 
     def at(self, depth: int, match_length: int, corpus_order: int) -> float:

@@ -127,7 +127,7 @@ class _Branch:
             network.children(depth, self._path),
             mixture.prior.network.at(
                 depth,
-                0 if lookup is None else lookup.longest(self._matches),
+                max(self._matches.values(), default=0),
                 len(self._ranges),
             ),
         )

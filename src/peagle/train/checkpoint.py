@@ -30,6 +30,7 @@ class Progress:
         begun_with: Held-out acceptance length of the drafter that the run began with; 0 for none.
         best: Best held-out acceptance length so far.
         stale: Measurements since then.
+        measured: Measurements that were due, and made.
     """
 
     step: int = 0
@@ -41,6 +42,7 @@ class Progress:
     begun_with: float = 0.0
     best: float = 0.0
     stale: int = 0
+    measured: int = 0
 
 
 Tensors = dict[str, torch.Tensor]
@@ -70,8 +72,8 @@ def write_checkpoint(
         save_file(flat, unfinished / "state.safetensors")
         written = json.dumps({"progress": asdict(progress), "identity": identity}, indent=1)
         (unfinished / "state.json").write_text(written + "\n", "utf-8")
-        shutil.rmtree(old, ignore_errors=True)
         if place.exists():
+            shutil.rmtree(old, ignore_errors=True)
             place.rename(old)
         unfinished.rename(place)
         shutil.rmtree(old, ignore_errors=True)
@@ -97,7 +99,34 @@ def read_checkpoint(run: Path, identity: dict[str, str]) -> tuple[Progress, dict
         identity: What it must have been written with.
 
     Raises:
-        CheckpointError: There is none, it is damaged, or it belongs to another target or recipe.
+        CheckpointError: There is none, it is damaged, or it was written with something else.
+    """
+    progress = require_same(run, identity)
+    place = _place(run)
+    assert place is not None
+    try:
+        groups: dict[str, Tensors] = {group: {} for group in _GROUPS}
+        with safe_open(place / "state.safetensors", framework="pt") as opened:
+            for key in opened.keys():  # noqa: SIM118  (not a mapping)
+                group, name = key.split("/", 1)
+                groups[group][name] = opened.get_tensor(key)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise _damaged(place, error) from None
+    return progress, groups
+
+
+def require_same(run: Path, identity: dict[str, str]) -> Progress:
+    """Refuse to go on with a run that was begun with something else.
+
+    Args:
+        run: The run's folder.
+        identity: What it must have been written with, no more and no less.
+
+    Returns:
+        Where it stands.
+
+    Raises:
+        CheckpointError: There is no checkpoint, it is damaged, or something differs.
     """
     place = _place(run)
     if place is None:
@@ -108,27 +137,26 @@ def read_checkpoint(run: Path, identity: dict[str, str]) -> tuple[Progress, dict
         )
     try:
         state = json.loads((place / "state.json").read_text("utf-8"))
-        progress = Progress(**state["progress"])
-        groups: dict[str, Tensors] = {group: {} for group in _GROUPS}
-        with safe_open(place / "state.safetensors", framework="pt") as opened:
-            for key in opened.keys():  # noqa: SIM118  (not a mapping)
-                group, name = key.split("/", 1)
-                groups[group][name] = opened.get_tensor(key)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(
-            f"The checkpoint in {place} is damaged ({error}).",
-            remedy="Begin a new run in another folder.",
-            field="output",
-        ) from None
-    for what, value in identity.items():
-        if state["identity"].get(what) != value:
+        progress, before = Progress(**state["progress"]), dict(state["identity"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(place, error) from None
+    for what in {**identity, **before}:
+        then, now = before.get(what, "none"), identity.get(what, "none")
+        if then != now:
             raise CheckpointError(
-                f"The run in {run} was begun with {what} {state['identity'].get(what)}, "
-                f"not {value}.",
+                f"The run in {run} was begun with {what} {then}, not {now}.",
                 remedy=f"Give the same {what} again, or begin a new run in another folder.",
                 field=what,
             )
-    return progress, groups
+    return progress
+
+
+def _damaged(place: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"The checkpoint in {place} is damaged ({error}).",
+        remedy="Begin a new run in another folder.",
+        field="output",
+    )
 
 
 def _place(run: Path) -> Path | None:

@@ -1,16 +1,17 @@
 """Features of documents on disk, so that the target reads each of them once."""
 
 import hashlib
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from rich.filesize import decimal
 
-from peagle.catalog.cache import require_space
 from peagle.errors import CheckpointError
 from peagle.model.config import DecoderConfig
 from peagle.train.features import Document, FeatureReader, Features
@@ -68,8 +69,7 @@ class FeatureCache:
         seconds: Time that it took.
 
     Raises:
-        DownloadError: The disk has too little space.
-        CheckpointError: The files cannot be written.
+        CheckpointError: The disk has too little space, or the files cannot be written.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class FeatureCache:
         self.seconds = 0.0
         self._documents = documents
         self._reader = reader
+        self._folder = folder
         hidden = config.hidden_size
         self._slots = np.cumsum([0, *(document.slots for document in documents)])
         self._teachers = np.cumsum([0, *(document.teachers for document in documents)])
@@ -93,33 +94,20 @@ class FeatureCache:
         for document in documents:
             digest.update(document.prompt_tokens.to_bytes(4, "little"))
             digest.update(document.tokens.numpy().astype("<u4").tobytes())
-        shapes = {
-            "taps": (int(self._slots[-1]), len(taps) * hidden, np.uint16),
-            "teacher": (int(self._teachers[-1]), hidden, np.uint16),
-            "normalizer": (int(self._teachers[-1]), 1, np.float32),
-            "known": (len(documents), 1, np.uint8),
+        shapes: dict[str, tuple[tuple[int, int], type[np.generic]]] = {
+            "known": ((len(documents), 1), np.uint8),
+            "taps": ((int(self._slots[-1]), len(taps) * hidden), np.uint16),
+            "teacher": ((int(self._teachers[-1]), hidden), np.uint16),
+            "normalizer": ((int(self._teachers[-1]), 1), np.float32),
         }
-        needed = sum(
-            rows * width * np.dtype(kind).itemsize for rows, width, kind in shapes.values()
-        )
-        owner = folder / "belongs-to.txt"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not owner.exists() or owner.read_text("utf-8") != digest.hexdigest():
-                for name in shapes:
-                    (folder / f"{name}.bin").unlink(missing_ok=True)
-                require_space(folder, needed, "Caching the target's features")
-                owner.write_text(digest.hexdigest(), "utf-8")
+            _prepare(folder, shapes, digest.hexdigest())
             self._files = {
-                name: _mapped(folder / f"{name}.bin", (rows, width), kind)
-                for name, (rows, width, kind) in shapes.items()
+                name: np.memmap(folder / f"{name}.bin", kind, "r", shape=shape)
+                for name, (shape, kind) in shapes.items()
             }
         except OSError as error:
-            raise CheckpointError(
-                f"The features cannot be cached in {folder} ({error.strerror or error}).",
-                remedy="Give another folder with --output, or --no-cache-features.",
-                field="output",
-            ) from None
+            raise _unwritable(folder, error) from None
 
     @property
     def known(self) -> int:
@@ -152,13 +140,25 @@ class FeatureCache:
         return read
 
     def _write(self, indices: Sequence[int], features: Sequence[Features]) -> None:
-        for index, found in zip(indices, features, strict=True):
-            slots, teachers = self._places(index)
-            self._files["taps"][slots] = _bits(found.taps)
-            self._files["teacher"][teachers] = _bits(found.teacher)
-            self._files["normalizer"][teachers, 0] = found.log_normalizer.cpu().numpy()
-            # Last: whatever is interrupted before is read again.
-            self._files["known"][index] = 1
+        try:
+            for index, found in zip(indices, features, strict=True):
+                slots, teachers = self._places(index)
+                self._put("taps", slots.start, _bits(found.taps))
+                self._put("teacher", teachers.start, _bits(found.teacher))
+                self._put("normalizer", teachers.start, found.log_normalizer.cpu().numpy())
+                # Last: whatever is interrupted before is read again.
+                self._put("known", index, np.ones(1, np.uint8))
+        except OSError as error:
+            raise _unwritable(self._folder, error) from None
+
+    def _put(self, name: str, row: int, content: npt.NDArray[Any]) -> None:
+        """Write rows of a file, not through the mapping: there a full disk ends the process."""
+        mapped = self._files[name]
+        left = memoryview(content.tobytes())
+        with (self._folder / f"{name}.bin").open("r+b", buffering=0) as file:
+            file.seek(row * mapped.shape[1] * mapped.itemsize)
+            while left:
+                left = left[file.write(left) :]
 
     def _places(self, index: int) -> tuple[slice, slice]:
         """Where a document's slots and teachers lie in the files."""
@@ -168,12 +168,49 @@ class FeatureCache:
         )
 
 
-def _mapped(path: Path, shape: tuple[int, int], kind: npt.DTypeLike) -> npt.NDArray[Any]:
-    size = max(shape[0] * shape[1], 1) * np.dtype(kind).itemsize
-    if not path.exists() or path.stat().st_size != size:
+def _prepare(
+    folder: Path, shapes: Mapping[str, tuple[tuple[int, int], type[np.generic]]], owner: str
+) -> None:
+    """Make the files, unless they are there already; the first one says what the others hold.
+
+    Raises:
+        CheckpointError: The disk has too little space.
+        OSError: They cannot be made.
+    """
+    sizes = {
+        folder / f"{name}.bin": rows * width * np.dtype(kind).itemsize
+        for name, ((rows, width), kind) in shapes.items()
+    }
+    belongs = folder / "belongs-to.txt"
+    folder.mkdir(parents=True, exist_ok=True)
+    if (
+        belongs.exists()
+        and belongs.read_text("utf-8") == owner
+        and all(path.exists() and path.stat().st_size == size for path, size in sizes.items())
+    ):
+        return
+    for path in sizes:
+        path.unlink(missing_ok=True)
+    needed, free = sum(sizes.values()), shutil.disk_usage(folder).free
+    if free < needed:
+        raise CheckpointError(
+            f"Caching the target's features needs {decimal(needed)} in {folder}, where "
+            f"{decimal(free)} is free.",
+            remedy="Free some, give an --output on a larger disk, or add --no-cache-features.",
+            field="output",
+        )
+    belongs.write_text(owner, "utf-8")
+    for path, size in sizes.items():
         with path.open("wb") as file:
             file.truncate(size)
-    return np.memmap(path, dtype=kind, mode="r+", shape=shape)
+
+
+def _unwritable(folder: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"The features cannot be cached in {folder} ({error.strerror or error}).",
+        remedy="Free some space and go on with --resume, or add --no-cache-features.",
+        field="output",
+    )
 
 
 def _bits(values: torch.Tensor) -> npt.NDArray[np.uint16]:

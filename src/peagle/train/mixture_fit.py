@@ -61,7 +61,7 @@ def text_places(document: Document, corpus: Corpus | None, prior: MixturePrior) 
         followed = {} if corpus is None else corpus.successors(ranges)
         children = mixture.children(evidence, followed, len(ranges))
         probabilities.append(next((-p for p, child, _ in children if child == token), 0.0))
-        matches.append(lookup.longest(lookup.matches))
+        matches.append(max(lookup.matches.values(), default=0))
         orders.append(len(ranges))
         silent.append(not children)
         lookup.extend([token])
@@ -131,7 +131,9 @@ def read_places(
     )
 
 
-def fit_network_weights(places: Places, bounds: Sequence[int] = MATCH_BOUNDS) -> NetworkWeights:
+def fit_network_weights(
+    places: Places, bounds: Sequence[int] = MATCH_BOUNDS
+) -> NetworkWeights | None:
     """Fit the network's weight for each depth, range of longest matches and order of the corpus.
 
     What has few places is believed as what it belongs to: a match as its depth, an order as its
@@ -140,14 +142,19 @@ def fit_network_weights(places: Places, bounds: Sequence[int] = MATCH_BOUNDS) ->
     Args:
         places: Where both have spoken.
         bounds: Match lengths at which ranges begin.
+
+    Returns:
+        The weights; None without any place to tell them from.
     """
+    if not len(places.depths):
+        return None
     columns = np.array([bisect_right(bounds, match) for match in places.matches], np.int64)
 
     def likeliest(at: npt.NDArray[np.bool_], start: float, worth: float) -> float:
         return _likeliest(places.text[at], places.network[at], start, worth)
 
     rows, before = [], 0.5
-    for depth in range(1, int(places.depths.max(initial=1)) + 1):
+    for depth in range(1, int(places.depths.max()) + 1):
         here = places.depths == depth
         whole = before = likeliest(here, before, 1.0)
         row = []

@@ -64,33 +64,43 @@ class Recipe(BaseModel):
     seed: int = Field(default=0, ge=0)
 
     @classmethod
-    def of_method(cls, method: str) -> Self:
-        """Give the default recipe of a method.
+    def of_method(cls, method: str | None) -> Self:
+        """Give the default recipe of a method; P-EAGLE's if None.
 
         Raises:
             InvalidRequestError: There is no such method.
         """
+        if method is None:
+            return cls()
         if method not in get_args(NetworkMethod):
             raise InvalidRequestError(
                 f"method cannot be {method!r}.",
                 remedy=f"Use {' or '.join(get_args(NetworkMethod))}.",
                 field="method",
             )
-        return cls.model_validate({"method": method} | _DIFFERENT[method])
+        return cls._completed({"method": method})
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a YAML file.
+    def read(cls, path: Path, method: str | None = None) -> Self:
+        """Read a YAML file; what it leaves out is as usual for its method.
+
+        Args:
+            path: The file.
+            method: The method, if that was told beside the file.
 
         Raises:
-            InvalidRequestError: It is missing, not YAML, or a value is unknown or impossible.
+            InvalidRequestError: It is missing, not YAML, a value is unknown or impossible, or it
+                is for another method.
         """
         try:
             written = yaml.safe_load(path.read_text("utf-8"))
-            return cls.model_validate(written if written is not None else {})
+            told = {} if written is None else written
+            if method is not None and isinstance(told, dict):
+                told = cls.of_method(method).model_dump(include={"method"}) | told
+            recipe = cls._completed(told)
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise InvalidRequestError(
-                f"The recipe {path} cannot be read: {error}.",
+                f"The recipe {path} cannot be read: {' '.join(str(error).split())}.",
                 remedy="Give a YAML file with keys of docs/training.md.",
                 field="recipe",
             ) from None
@@ -102,6 +112,22 @@ class Recipe(BaseModel):
                 remedy=f"Known keys: {', '.join(cls.model_fields)}.",
                 field=where,
             ) from None
+        if method is not None and recipe.method != method:
+            raise InvalidRequestError(
+                f"The recipe {path} is for {recipe.method}, but --method is {method}.",
+                remedy="Leave one of them out.",
+                field="method",
+            )
+        return recipe
+
+    @classmethod
+    def _completed(cls, told: Any) -> Self:
+        """Fill in what is usual for the method, remembering which values were told."""
+        if not isinstance(told, dict):
+            return cls.model_validate(told)
+        different = _DIFFERENT.get(str(told.get("method")), {})
+        checked = cls.model_validate(different | told)
+        return cls.model_construct(_fields_set=set(told), **dict(checked))
 
     def for_drafter(self, config: NetworkConfig) -> Self:
         """Give the recipe for going on with a drafter, whose shape is decided already.
@@ -116,15 +142,16 @@ class Recipe(BaseModel):
             "draft_vocab_size": config.draft_vocab_size,
             "markov_rank": markov_rank,
         }
+        told = self.model_dump(include=self.model_fields_set)
         for name, value in shape.items():
-            told = getattr(self, name)
-            if name in self.model_fields_set and told != value:
+            if told.get(name, value) != value:
                 raise InvalidRequestError(
-                    f"The recipe has {name} {told}, but the drafter to start from has {value}.",
+                    f"The recipe has {name} {told[name]}, but the drafter to start from has "
+                    f"{value}.",
                     remedy=f"Leave {name} out of the recipe, or start from another drafter.",
                     field=name,
                 )
-        return self.model_copy(update=shape)
+        return self._completed(told | shape)
 
     def to_yaml(self) -> str:
         """Write all values as YAML."""

@@ -50,18 +50,6 @@ class DocumentRows:
         """Rows of depth 0."""
         return int((self.depths == 0).sum())
 
-    def visible(self) -> npt.NDArray[np.bool_]:
-        """Tell which rows each row attends to, `[rows, rows]`.
-
-        Real slots up to the anchor, and the own chain up to the own depth.
-        """
-        anchor, depth = self.anchors[:, None], self.depths[:, None]
-        keys, key_depths = self.anchors[None, :], self.depths[None, :]
-        context = (key_depths == 0) & (keys <= anchor)
-        own_chain = (keys == anchor) & (key_depths <= depth)
-        seen: npt.NDArray[np.bool_] = context | own_chain
-        return seen
-
 
 def sample_rows(
     prompt_tokens: int, tokens: int, sampling: Sampling, chance: np.random.Generator

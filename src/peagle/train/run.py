@@ -2,7 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,13 +19,14 @@ from peagle.draft.network.config import NetworkConfig
 from peagle.draft.network.tensors import DRAFT_TO_TARGET, offsets, target_ids
 from peagle.draft.peagle.config import PEagleConfig
 from peagle.draft.storage import save_drafter
-from peagle.errors import InvalidRequestError
+from peagle.errors import CheckpointError, InvalidRequestError
 from peagle.model.loading import LoadedTarget
 from peagle.model.prepared import open_checkpoint
 from peagle.model.rope import split_pairs
-from peagle.train.checkpoint import has_checkpoint
+from peagle.train.checkpoint import has_checkpoint, require_same
 from peagle.train.conversations import Conversation
 from peagle.train.curve import draw_learning_curve
+from peagle.train.exclusive import lock_output
 from peagle.train.feature_cache import FeatureCache, FeaturesOnTheFly, FeatureSource
 from peagle.train.features import Document, FeatureReader
 from peagle.train.initial import (
@@ -166,13 +169,13 @@ def begin_from_target(target: LoadedTarget, name: str, recipe: Recipe, data: Dat
     return Beginning(recipe, config, None, ids)
 
 
-def begin_from_drafter(path: Path, target: LoadedTarget, recipe: Recipe | None) -> Beginning:
+def begin_from_drafter(path: Path, target: LoadedTarget, recipe: Recipe) -> Beginning:
     """Go on with a drafter; its shape is decided already.
 
     Args:
         path: A drafter file, or a folder with a public checkpoint.
         target: The target.
-        recipe: How to train; the default of the drafter's method if None.
+        recipe: How to train; what it was not told is as usual for the drafter's method.
 
     Raises:
         CheckpointError: It is no drafter, or made for another target.
@@ -183,7 +186,7 @@ def begin_from_drafter(path: Path, target: LoadedTarget, recipe: Recipe | None) 
         path, model.config, model.weights.embedding, target.tokenizer.fingerprint()
     )
     check_trainable(config)
-    recipe = (recipe or Recipe.of_method(config.method)).for_drafter(config)
+    recipe = recipe.for_drafter(config)
     return Beginning(
         recipe,
         replace(config, train_depth=recipe.depths),
@@ -201,8 +204,9 @@ def open_run(
     beginning: Beginning,
     data: Data,
     cache_features: bool,
+    resume: bool,
 ) -> Trainer:
-    """Make everything that a run needs.
+    """Make everything that a run needs, and go back to its last checkpoint if it goes on.
 
     Args:
         run: The run's folder.
@@ -212,6 +216,11 @@ def open_run(
         beginning: Recipe, shape and first weights.
         data: What on.
         cache_features: Whether to keep the target's features on disk.
+        resume: Whether the run goes on.
+
+    Raises:
+        CheckpointError: The run that should go on was begun with something else or is damaged,
+            or there is no room for the features.
     """
     model, recipe, config, ids = target.model, beginning.recipe, beginning.config, beginning.ids
     model.taps = config.taps
@@ -233,17 +242,19 @@ def open_run(
     else:
         start_from_drafter(network, beginning.drafter)
         identity["start"] = _digest(beginning.drafter)[:16]
+    if resume:
+        # Before the features on disk give way to those of other data.
+        require_same(run, identity)
     network.to(model.device)
     head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])[ids]
     reader = FeatureReader(model)
-    run.mkdir(parents=True, exist_ok=True)
     source: FeatureSource = FeaturesOnTheFly(data.documents, reader)
     if cache_features:
         source = FeatureCache(
             run / "features", data.documents, reader, key=_digest(tensors),
             config=model.config, taps=model.taps,
         )  # fmt: skip
-    return Trainer(
+    trainer = Trainer(
         network,
         teacher_head=head.to(model.device).bfloat16(),
         target_ids=ids.to(model.device),
@@ -256,6 +267,9 @@ def open_run(
         run=run,
         identity=identity,
     )
+    if resume:
+        trainer.resume()
+    return trainer
 
 
 def _hugging_face_order(files: Path, heads: int, kv_heads: int) -> dict[str, torch.Tensor]:
@@ -285,28 +299,58 @@ def read_log(run: Path) -> list[dict[str, object]]:
         return [json.loads(line) for line in file]
 
 
-def check_folder(run: Path, *, resume: bool) -> None:
-    """Refuse a folder that holds a run which would be lost, or none to go on with.
+@contextmanager
+def run_folder(run: Path, *, resume: bool) -> Iterator[None]:
+    """Keep a run's folder to this process, and refuse one that cannot be used.
 
     Raises:
-        InvalidRequestError: Which of the two, and what to do.
+        InvalidRequestError: It holds a run which would be lost, or none to go on with; another
+            process uses it; or it cannot be written to.
     """
-    if has_checkpoint(run) and not resume:
+    place = run.absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    if not place.is_dir():
         raise InvalidRequestError(
-            f"{run} holds a run already.",
-            remedy="Add --resume to go on with it, or give another folder.",
+            f"{place} is no folder.", remedy="Give another --output.", field="output"
+        )
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise InvalidRequestError(
+            f"{place} may not be written to.",
+            remedy="Change its permissions, or give another --output.",
             field="output",
         )
-    if resume and not has_checkpoint(run):
-        raise InvalidRequestError(
-            f"{run} holds no run to go on with.",
-            remedy="Leave --resume out to begin one there.",
-            field="output",
-        )
+    with lock_output(run):
+        if has_checkpoint(run) and not resume:
+            raise InvalidRequestError(
+                f"{run} holds a run already.",
+                remedy="Add --resume to go on with it, or give another folder.",
+                field="output",
+            )
+        if resume and not has_checkpoint(run):
+            raise InvalidRequestError(
+                f"{run} holds no run to go on with.",
+                remedy="Leave --resume out to begin one there.",
+                field="output",
+            )
+        yield
+
+
+def open_corpus(path: Path, target: LoadedTarget) -> Corpus:
+    """Open the corpus that a drafter will be mixed with.
+
+    Raises:
+        CheckpointError: It is missing, damaged, or another model's.
+    """
+    return Corpus.load(
+        path,
+        tokenizer_fingerprint=target.tokenizer.fingerprint(),
+        vocab_size=target.model.config.vocab_size,
+    )
 
 
 def finish(
-    trainer: Trainer, run: Path, beginning: Beginning, data: Data, corpus: Path | None
+    trainer: Trainer, run: Path, beginning: Beginning, data: Data, corpus: Corpus | None
 ) -> Path:
     """Write what a run is for: the drafter with its share of the mixture, and its learning curve.
 
@@ -321,26 +365,25 @@ def finish(
         The drafter's file.
 
     Raises:
-        CheckpointError: The file cannot be written, or the corpus is another model's.
+        CheckpointError: A file cannot be written.
     """
-    config = beginning.config
-    table = None
-    if corpus is not None:
-        table = Corpus.load(
-            corpus,
-            tokenizer_fingerprint=config.tokenizer_fingerprint,
-            vocab_size=config.decoder.vocab_size,
-        )
     drafter = run / DRAFTER_FILE
     fitted = data.held_out[:: -(-len(data.held_out) // _FITTED)]
     places = read_places(
         [data.documents[index] for index in fitted],
         map(trainer.chains, fitted),
-        corpus=table,
+        corpus=corpus,
         prior=MixturePrior.load(),
     )
     tensors = {name: weight.bfloat16() for name, weight in trainer.average().items()}
     tensors[DRAFT_TO_TARGET] = offsets(beginning.ids.cpu())
-    save_drafter(drafter, config, tensors, fit_network_weights(places))
-    draw_learning_curve(read_log(run), run / "learning-curve.png")
+    save_drafter(drafter, beginning.config, tensors, fit_network_weights(places))
+    try:
+        draw_learning_curve(read_log(run), run / "learning-curve.png")
+    except OSError as error:
+        raise CheckpointError(
+            f"The learning curve cannot be written in {run} ({error.strerror or error}).",
+            remedy="The drafter is there already: free some space, then repeat with --resume.",
+            field="output",
+        ) from None
     return drafter

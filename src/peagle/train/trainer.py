@@ -3,17 +3,20 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from peagle.errors import CheckpointError, InvalidRequestError
 from peagle.train.batch import Batch, make_batch
 from peagle.train.checkpoint import Progress, read_checkpoint, write_checkpoint
 from peagle.train.feature_cache import FeatureSource
 from peagle.train.features import Document, Features
 from peagle.train.held_out import Chains, HeldOut, follow_chains, measure
+from peagle.train.interruption import uninterrupted
 from peagle.train.loss import Teacher, restricted_kl
 from peagle.train.networks.trunk import Trunk
 from peagle.train.optimizer import Optimizer
@@ -83,6 +86,8 @@ class Trainer:
         self._run = run
         self._identity = identity
         self._device = target_ids.device
+        # False while an update is half made, which must never become a checkpoint.
+        self._whole = True
         self._sampling = Sampling(
             recipe.depths, recipe.ratio, recipe.min_ratio, recipe.anchor_share
         )
@@ -136,31 +141,31 @@ class Trainer:
         on_step: Callable[[Progress, float], None] = lambda _progress, _loss: None,
         on_measured: Callable[[HeldOut, bool], None] = lambda _held_out, _best: None,
     ) -> None:
-        """Train until a limit is reached; a checkpoint is written at the end in any case.
+        """Train until a limit is reached, and write a checkpoint, also where something is raised.
+
+        Ctrl-C and SIGTERM wait for the end of an update.
 
         Args:
             limits: When to end.
             on_step: Told of the progress and the mean loss after each update.
             on_measured: Told of each held-out measurement, and whether it is the best so far.
+
+        Raises:
+            CheckpointError: The disk is full; the last checkpoint is still there.
+            InvalidRequestError: The gradient is not finite; the checkpoint is from before it.
         """
         progress = self.progress
         began = written = time.perf_counter()
-        measured = progress.tokens // limits.measure_tokens
         try:
             while progress.tokens < limits.tokens and progress.stale < limits.patience:
-                clock, reading = time.perf_counter(), self._source.seconds
-                loss = self._update(limits)
-                reading = self._source.seconds - reading
-                progress.reading_seconds += reading
-                progress.seconds += time.perf_counter() - clock - reading
-                self._log({"step": progress.step, "tokens": progress.tokens, "loss": loss,
-                           "epoch": progress.epoch,
-                           "seconds": round(progress.seconds, 1),
-                           "reading_seconds": round(progress.reading_seconds, 1)})  # fmt: skip
-                on_step(progress, loss)
-                if progress.tokens // limits.measure_tokens > measured:
-                    measured = progress.tokens // limits.measure_tokens
+                due = progress.tokens // limits.measure_tokens
+                if due > progress.measured:
                     on_measured(*self._measured())
+                    progress.measured = due
+                    continue
+                with uninterrupted():
+                    loss = self._step(limits)
+                on_step(progress, loss)
                 if time.perf_counter() - written > limits.checkpoint_seconds:
                     self.save()
                     written = time.perf_counter()
@@ -169,7 +174,8 @@ class Trainer:
             if progress.tokens >= limits.tokens:
                 on_measured(*self._measured())
         finally:
-            self.save()
+            if self._whole:
+                self.save()
 
     def measure(self) -> HeldOut:
         """Measure the averaged weights on held-out documents."""
@@ -184,8 +190,8 @@ class Trainer:
     def chains(self, index: int) -> Chains:
         """Run the averaged weights along a document."""
         kept = {name: weight.detach().clone() for name, weight in self.network.named_parameters()}
-        self._put(self._average)
         try:
+            self._put(self._average)
             return follow_chains(
                 self._documents[index],
                 self._source.read([index])[0],
@@ -194,7 +200,8 @@ class Trainer:
                 device=self._device,
             )
         finally:
-            self._put(kept)
+            with uninterrupted():
+                self._put(kept)
 
     def _measured(self) -> tuple[HeldOut, bool]:
         held_out = self.measure()
@@ -208,8 +215,35 @@ class Trainer:
         })  # fmt: skip
         return held_out, better
 
-    def _update(self, limits: Limits) -> float:
-        """Make one update, giving its mean loss."""
+    def _step(self, limits: Limits) -> float:
+        """Make one update and log it, giving its mean loss."""
+        progress = self.progress
+        clock, reading = time.perf_counter(), self._source.seconds
+        place = progress.epoch, progress.cursor
+        try:
+            loss, tokens = self._gradient()
+        except BaseException:
+            # The documents are still to be trained on.
+            progress.epoch, progress.cursor = place
+            raise
+        self._whole = False
+        self._optimizer.step(self._rate(limits))
+        self._follow()
+        progress.step += 1
+        progress.tokens += tokens
+        self._whole = True
+        reading = self._source.seconds - reading
+        progress.reading_seconds += reading
+        progress.seconds += time.perf_counter() - clock - reading
+        self._log({
+            "step": progress.step, "tokens": progress.tokens, "loss": loss,
+            "epoch": progress.epoch, "seconds": round(progress.seconds, 1),
+            "reading_seconds": round(progress.reading_seconds, 1),
+        })  # fmt: skip
+        return loss
+
+    def _gradient(self) -> tuple[float, int]:
+        """Make the gradient of the next update, giving its mean loss and response tokens."""
         chosen, rows = self._next_documents()
         features = self._source.read(chosen)
         total = sum(int(part.supervised.sum()) for part in rows)
@@ -229,12 +263,14 @@ class Trainer:
                 [rows[number] for number in whole],
                 total,
             )
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self._recipe.clip)
-        self._optimizer.step(self._rate(limits))
-        self._follow()
-        self.progress.step += 1
-        self.progress.tokens += sum(self._documents[index].teachers for index in chosen)
-        return loss / total
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self._recipe.clip)
+        if not torch.isfinite(norm):
+            raise InvalidRequestError(
+                f"The gradient of update {self.progress.step + 1} is not finite.",
+                remedy="Begin a new run with a lower matrix_rate and other_rate in its recipe.",
+                field="matrix_rate",
+            )
+        return loss / total, sum(self._documents[index].teachers for index in chosen)
 
     def _accumulate(
         self,
@@ -331,8 +367,22 @@ class Trainer:
                 continue  # the end of a line was never written
             if step <= self.progress.step:
                 kept.append(line + "\n")
-        log.write_text("".join(kept), "utf-8")
+        unfinished = log.with_name("log.jsonl.part")
+        with self._disk_errors():
+            unfinished.write_text("".join(kept), "utf-8")
+            unfinished.replace(log)
 
     def _log(self, line: dict[str, object]) -> None:
-        with (self._run / "log.jsonl").open("a", encoding="utf-8") as file:
+        with self._disk_errors(), (self._run / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+    @contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"The log in {self._run} cannot be written ({error.strerror or error}).",
+                remedy="Free some space, then go on with --resume.",
+                field="output",
+            ) from None

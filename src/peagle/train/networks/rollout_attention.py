@@ -94,11 +94,11 @@ class _RolloutAttention(torch.autograd.Function):
                     for part in (keys, values)
                 )
                 scores = _exactly(q, k.transpose(1, 2))
-                scores = scores.view(kv_heads, own.stop - own.start, group, -1)
+                scores = scores.view(kv_heads, own.stop - own.start, group, k.shape[1])
                 scores.masked_fill_(document.hidden[None, :, None, :], -torch.inf)
                 scores[:, document.rows, :, document.columns] = pair_scores[pairs]
                 weights = scores.softmax(-1)
-                low = weights.to(kind).view(kv_heads, q.shape[1], -1)
+                low = weights.to(kind).flatten(1, 2)
                 pieces.append(_by_row(torch.bmm(low, v), group))
                 saved.append(weights)
             attended = torch.cat(pieces)
@@ -145,10 +145,10 @@ class _RolloutAttention(torch.autograd.Function):
             dweights[:, document.rows, :, document.columns] = pair_gradients[pairs]
             dscores = torch._softmax_backward_data(dweights, weights, -1, exact)
             pair_score_gradients[pairs] = dscores[:, document.rows, :, document.columns]
-            low = dscores.view(kv_heads, q.shape[1], -1)[..., :count].to(kind)
+            low = dscores.flatten(1, 2)[..., :count].to(kind)
             query_gradient[own] = _by_row(torch.bmm(low, k), group)
             key_gradient[slots] = torch.bmm(low.transpose(1, 2), q).transpose(0, 1)
-            low = weights.view(kv_heads, q.shape[1], -1)[..., :count].to(kind)
+            low = weights.flatten(1, 2)[..., :count].to(kind)
             value_gradient[slots] = torch.bmm(low.transpose(1, 2), dout).transpose(0, 1)
         low = pair_score_gradients.to(kind).unsqueeze(-1)
         query_gradient.index_add_(

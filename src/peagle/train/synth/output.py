@@ -5,17 +5,12 @@ behind the last counted line was being written when a run was killed, and is wri
 """
 
 import gzip
-import hashlib
-import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
-from filelock import FileLock, Timeout
-
-from peagle.catalog.cache import cache_folder
 from peagle.errors import CheckpointError, InvalidRequestError
 from peagle.train.conversations import (
     Conversation,
@@ -24,6 +19,7 @@ from peagle.train.conversations import (
     is_gzip,
     read_conversations,
 )
+from peagle.train.exclusive import lock_output
 
 _GZIP: Final = zlib.MAX_WBITS | 16
 _ELSEWHERE: Final = "Write to another file, or remove this one and its .meta.json."
@@ -55,7 +51,7 @@ class ConversationWriter:
         self.notes: list[str] = []
         self._sidecar = sidecar
         self._vocab_size = vocab_size
-        self._lock = _lock(path)
+        self._lock = lock_output(path)
         try:
             with self._disk_errors():
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,23 +192,6 @@ def _unpacked(content: bytes) -> tuple[bytes, bool]:
             return text, False
         content = member.unused_data
     return text, True
-
-
-def _lock(path: Path) -> FileLock:
-    """Keep a second process away from the file."""
-    key = hashlib.blake2b(os.fsencode(path.absolute()), digest_size=8).hexdigest()
-    place = cache_folder() / "locks" / f"output-{key}.lock"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(place)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise InvalidRequestError(
-            f"Another process is writing to {path}.",
-            remedy="Wait until it is done, or write to another file.",
-            field="output",
-        ) from None
-    return lock
 
 
 def _shown(value: object) -> str:

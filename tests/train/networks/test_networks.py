@@ -117,13 +117,14 @@ def test_training_time_test_equals_drafting_along_the_written_text() -> None:
     )
     torch.manual_seed(0)
     network = Eagle3Training(config, random_target(GROUPED).weights.embedding.double()).double()
-    documents = documents_of(2, answer=10)
+    # The answer of the last is too short for deep chains.
+    documents = [*documents_of(2, answer=10), *documents_of(1, answer=3)]
     source = Source(documents)
     rows = [
         sample_rows(d.prompt_tokens, len(d), Sampling(DEPTHS, 1.0), np.random.default_rng(0))
         for d in documents
     ]
-    batch = make_batch(documents, source.read(range(2)), rows, CPU)
+    batch = make_batch(documents, source.read(range(3)), rows, CPU)
     object.__setattr__(batch, "features", batch.features.double())
     found = (network(batch) @ network.head().T).detach().softmax(-1)
 
