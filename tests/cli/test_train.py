@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from peagle.draft.storage import load_drafter
+from peagle.train.own_text import OwnText
 from tests.cli.conftest import Run
 
 SELF_CHAT = Path(__file__).parents[2] / "data" / "smollm2-self-chat.jsonl.gz"
@@ -79,3 +80,26 @@ def test_a_missing_data_file_is_named(peagle: Run, tmp_path: Path) -> None:
     ran = peagle("train", "smollm2", "--data", "missing.jsonl", "--output", str(tmp_path / "run"))
     assert ran.code == 2
     assert "missing.jsonl cannot be read" in ran.err
+
+
+def test_a_model_trains_on_text_of_its_own(peagle: Run, tmp_path: Path, data: Path) -> None:
+    recipe, run = tmp_path / "recipe.yaml", tmp_path / "run"
+    recipe.write_text(RECIPE)
+    # As `tests/train/test_own_text.py` sees it written, but enough to train on.
+    own = OwnText.within(run)
+    run.mkdir()
+    own.data.write_bytes(gzip.compress(data.read_bytes()))
+    built = peagle("corpus", "build", str(own.data), "--model", "smollm2", "--output",
+                   str(own.corpus))  # fmt: skip
+    assert built.code == 0, built.err
+    ran = peagle("train", "smollm2", "--output", str(run), "--recipe", str(recipe),
+                 "--hours", "1", "--tokens", "600")  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert load_drafter(run / "drafter.safetensors")[0].draft_vocab_size == 400
+
+
+def test_without_text_or_time_nothing_is_begun(peagle: Run, tmp_path: Path) -> None:
+    ran = peagle("train", "smollm2", "--output", str(tmp_path / "run"))
+    assert ran.code == 2
+    assert "nothing to train on" in ran.err
+    assert not (tmp_path / "run").exists()

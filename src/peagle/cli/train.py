@@ -1,8 +1,9 @@
 """`peagle train`: a drafter from a model's own answers."""
 
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,8 +13,13 @@ from peagle.errors import InvalidRequestError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from peagle.catalog import ResolvedModel
     from peagle.train.checkpoint import Progress as Standing
     from peagle.train.held_out import HeldOut
+    from peagle.train.own_text import OwnText
+
+_WRITING_SHARE: Final = 0.4
+"""Share of the time for which a model writes its own text, where it is given no other."""
 
 
 def train(
@@ -21,7 +27,10 @@ def train(
     output: Annotated[Path, typer.Option(help="Folder for checkpoints, log and drafter.")],
     data: Annotated[
         list[Path] | None,
-        typer.Option(help="Conversations, as `peagle synth` writes them; may be given again."),
+        typer.Option(
+            help="Conversations, as `peagle synth` writes them; may be given again. Without, the "
+            "model writes its own for two fifths of --hours."
+        ),
     ] = None,
     traffic: Annotated[
         Path | None,
@@ -57,7 +66,11 @@ def train(
         ),
     ] = None,
     hours: Annotated[
-        float | None, typer.Option(help="Stop after so long; go on with --resume.")
+        float | None,
+        typer.Option(
+            help="Be done after so long: the learning rates fall towards the earlier of this and "
+            "--tokens."
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --output.")
@@ -94,33 +107,22 @@ def train(
     from peagle.train.traffic import read_data, read_traffic
     from peagle.train.trainer import Limits
 
-    if not data and traffic is None:
-        raise InvalidRequestError(
-            "There is nothing to train on.",
-            remedy="Give --data with what `peagle synth` wrote, or --traffic with a log.",
-            field="data",
-        )
-    if hours is not None and not hours > 0:
-        raise InvalidRequestError(
-            f"hours cannot be {hours}.", remedy="Allowed: a number above 0.", field="hours"
-        )
+    from_nothing = not data and traffic is None
+    _check_time(hours, needed=from_nothing and not resume)
     how = Recipe.of_method(method) if recipe is None else Recipe.read(recipe, method)
     resolved = resolve(model)
     first = resolve_drafter(start) if start is not None else None
     if traffic is not None and first is None:
-        first = resolved.drafter
-        if first is None:
-            raise InvalidRequestError(
-                f"{model} has no drafter of its own that could learn from traffic.",
-                remedy="Name one with --start, or train one with --data first.",
-                field="start",
-            )
+        first = _own_drafter(resolved)
     console = Console(stderr=True)
     with (
         run_folder(output, resume=resume),
         sigterm_as_ctrl_c(),
         Progress(console=console, disable=not console.is_terminal) as progress,
     ):
+        if from_nothing:
+            own, hours = _own_text(model, output, hours, device)
+            data, corpus = [own.data], corpus or own.corpus
         target = load_target(resolved.files, dtype="bfloat16", device=device)
         mixed_with = corpus or resolved.corpus
         table = None if mixed_with is None else open_corpus(mixed_with, target)
@@ -131,12 +133,12 @@ def train(
             conversations += logged.conversations
         split = split_data(conversations, target.model.config.context_length)
         beginning = (
-            begin_from_target(target, model, how, split)
+            begin_from_target(target, resolved.name, how, split)
             if first is None
             else begin_from_drafter(first, target, how)
         )
         trainer = open_run(
-            output, target=target, files=resolved.files, name=model, beginning=beginning,
+            output, target=target, files=resolved.files, name=resolved.name, beginning=beginning,
             data=split, cache_features=cache_features, resume=resume,
         )  # fmt: skip
         epochs = 4 * sum(split.documents[index].teachers for index in split.training)
@@ -166,6 +168,52 @@ def train(
         f"{drafter}: held-out acceptance length {reached:.3f}{before} after "
         f"{trainer.progress.tokens} response tokens\n"
     )
+
+
+def _own_drafter(resolved: "ResolvedModel") -> Path:
+    if resolved.drafter is None:
+        raise InvalidRequestError(
+            f"{resolved.name} has no drafter of its own that could learn from traffic.",
+            remedy="Name one with --start, or train one with --data first.",
+            field="start",
+        )
+    return resolved.drafter
+
+
+def _check_time(hours: float | None, *, needed: bool) -> None:
+    if hours is None and needed:
+        raise InvalidRequestError(
+            "There is nothing to train on.",
+            remedy="Give --data with what `peagle synth` wrote, --traffic with a log, or --hours: "
+            "for two fifths of that time the model then writes its own text.",
+            field="data",
+        )
+    if hours is not None and not hours > 0:
+        raise InvalidRequestError(
+            f"hours cannot be {hours}.", remedy="Allowed: a number above 0.", field="hours"
+        )
+
+
+def _own_text(
+    model: str, output: Path, hours: float | None, device: str
+) -> "tuple[OwnText, float | None]":
+    """Let the model write what it is trained on, unless it has; tell the hours that are left."""
+    from peagle.cli.synthesis import run_watched
+    from peagle.train.own_text import OwnText, write_own_text
+
+    own = OwnText.within(output)
+    if own.complete:
+        return own, hours
+    if hours is None:
+        raise InvalidRequestError(
+            f"{output} holds no text of the model, and --data is not given.",
+            remedy="Give the same --data again.",
+            field="data",
+        )
+    began = time.monotonic()
+    share = _WRITING_SHARE * hours
+    own = write_own_text(model, output, hours=share, device=device, watch=run_watched)
+    return own, max(hours - (time.monotonic() - began) / 3600, 0.01)
 
 
 class _Shown:

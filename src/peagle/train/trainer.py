@@ -30,7 +30,7 @@ class Limits:
 
     Attributes:
         tokens: Response tokens to train on; the learning rates fall towards this end.
-        seconds: Most time of this call; None for no limit.
+        seconds: Most time of this call, towards which the rates fall as well; None for no limit.
         checkpoint_seconds: Time between checkpoints.
         measure_tokens: Response tokens between two held-out measurements.
         patience: Measurements without a better acceptance length after which the run ends.
@@ -86,6 +86,7 @@ class Trainer:
         self._run = run
         self._identity = identity
         self._device = target_ids.device
+        self._began = time.perf_counter()
         # False while an update is half made, which must never become a checkpoint.
         self._whole = True
         self._sampling = Sampling(
@@ -155,7 +156,7 @@ class Trainer:
             InvalidRequestError: The gradient is not finite; the checkpoint is from before it.
         """
         progress = self.progress
-        began = written = time.perf_counter()
+        self._began = written = time.perf_counter()
         try:
             while progress.tokens < limits.tokens and progress.stale < limits.patience:
                 due = progress.tokens // limits.measure_tokens
@@ -169,9 +170,9 @@ class Trainer:
                 if time.perf_counter() - written > limits.checkpoint_seconds:
                     self.save()
                     written = time.perf_counter()
-                if limits.seconds is not None and time.perf_counter() - began > limits.seconds:
+                if self._left(limits) <= 0:
                     break
-            if progress.tokens >= limits.tokens:
+            if self._left(limits) <= 0:
                 on_measured(*self._measured())
         finally:
             if self._whole:
@@ -338,9 +339,16 @@ class Trainer:
         """Share of the learning rates: warm-up, constant, then falling towards the end."""
         recipe = self._recipe
         rising = min(1.0, (self.progress.step + 1) / max(recipe.warmup_steps, 1))
-        left = 1 - self.progress.tokens / limits.tokens
-        falling = min(1.0, max(left, 0.01) / recipe.decay_share) if recipe.decay_share else 1.0
+        left = max(self._left(limits), 0.01)
+        falling = min(1.0, left / recipe.decay_share) if recipe.decay_share else 1.0
         return rising * falling
+
+    def _left(self, limits: Limits) -> float:
+        """Share of the run that is still to come, by the limit that is nearer."""
+        left = 1 - self.progress.tokens / limits.tokens
+        if limits.seconds is not None:
+            left = min(left, 1 - (time.perf_counter() - self._began) / limits.seconds)
+        return left
 
     @torch.no_grad()
     def _follow(self) -> None:
