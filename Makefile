@@ -13,7 +13,8 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed-dev check
 	$(BIN)/peagle pull $(MODEL)
-	$(BIN)/python -m pytest
+	# Two processes of one thread each: most tests are too small for more.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
