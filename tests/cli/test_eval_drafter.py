@@ -81,6 +81,7 @@ def test_drafters_and_sources_are_compared(
     assert counted["acceptance_by_depth"]["conditional"][0] == cumulative[0]
     lengths = counted["acceptance_length"]
     assert lengths["mean"] == pytest.approx(sum(lengths["categories"].values()) / 2, abs=1e-4)
+    assert lengths["pooled"] == pytest.approx(34 / counted["target_passes"], abs=1e-4)
     assert chain["without_repetitive"]["answers"] == 2
     assert chain["without_repetitive"]["emitted_tokens"] == 8 + 15
 
@@ -91,7 +92,10 @@ def test_drafters_and_sources_are_compared(
     assert lookup["without_repetitive"]["acceptance_length"]["categories"]["qa"] == 1.0
 
     written = (folder / "eval-drafter.md").read_text()
-    shown = f"| mine, chain 2 | {lengths['mean']:.2f} | {lengths['categories']['qa']:.2f} |"
+    shown = (
+        f"| mine, chain 2 | {lengths['mean']:.2f} | {lengths['pooled']:.2f} "
+        f"| {lengths['categories']['qa']:.2f} |"
+    )
     assert shown in written
     assert "| b | qa | 12 | 0.18 |" in written
     assert f"{lengths['mean']:.2f}" in ran.out

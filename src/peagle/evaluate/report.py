@@ -65,6 +65,7 @@ class Figures:
             "answers": self.answers,
             "acceptance_length": {
                 "mean": _rounded(self.mean),
+                "pooled": _rounded(self.statistics.acceptance_length),
                 "categories": {name: _rounded(one) for name, one in self.categories.items()},
             },
             "acceptance_by_depth": {
@@ -220,9 +221,10 @@ class Report:
         rows = []
         for row in self.rows:
             figures = row.varied if varied else row.everything
-            lengths = [figures.mean, *(figures.categories.get(name) for name in categories)]
+            whole = [figures.mean, figures.statistics.acceptance_length]
+            lengths = [*whole, *(figures.categories.get(name) for name in categories)]
             rows.append([row.configuration.name, *map(_shown, lengths)])
-        return TextTable(title, ["drafts", "mean", *categories], rows)
+        return TextTable(title, ["drafts", "mean", "pooled", *categories], rows)
 
     def _depths(self, title: str, *, given: bool = False) -> TextTable:
         deepest = max((len(row.everything.cumulative) for row in self.rows), default=0)
