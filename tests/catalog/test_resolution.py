@@ -49,11 +49,13 @@ def test_smollm2_is_fetched_whole_by_its_name() -> None:
     found = catalog.resolve("SmolLM2-135M-Instruct")
     assert found.name == "smollm2-135m-instruct"
     assert found.entry is catalog.entries()[0]
-    assert found.drafter is None
+    assert found.drafter is not None
+    assert found.drafter.name == "smollm2-135m-instruct-peagle.safetensors"
     with found.files.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     assert digest == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-    assert found.size_bytes == 98_362_432
+    assert found.size_bytes == 98_362_432 + found.drafter.stat().st_size
+    assert found.drafter.stat().st_size < 50e6
     assert catalog.is_cached("smollm2")
 
 

