@@ -4,11 +4,16 @@ import signal
 import subprocess
 import sys
 
+import torch
+
 WORDY = "Repeat the word yes twenty times."
-# A shell that starts the tests in the background has its children ignore Ctrl-C.
-CODE = """
+# A shell that starts the tests in the background has its children ignore Ctrl-C. Sums depend on the
+# number of threads, so it is that of the tests.
+CODE = f"""
 import signal
+import torch
 signal.signal(signal.SIGINT, signal.default_int_handler)
+torch.set_num_threads({torch.get_num_threads()})
 from peagle.cli import main
 main()
 """

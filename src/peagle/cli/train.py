@@ -91,7 +91,7 @@ def train(
     from rich.console import Console
     from rich.progress import Progress
 
-    from peagle.catalog import resolve, resolve_drafter
+    from peagle.catalog import resolve
     from peagle.model.loading import load_target
     from peagle.train.interruption import sigterm_as_ctrl_c
     from peagle.train.recipe import Recipe
@@ -111,9 +111,7 @@ def train(
     _check_time(hours, needed=from_nothing and not resume)
     how = Recipe.of_method(method) if recipe is None else Recipe.read(recipe, method)
     resolved = resolve(model)
-    first = resolve_drafter(start) if start is not None else None
-    if traffic is not None and first is None:
-        first = _own_drafter(resolved)
+    first = _first_drafter(start, resolved, needed=traffic is not None)
     console = Console(stderr=True)
     with (
         run_folder(output, resume=resume),
@@ -170,14 +168,22 @@ def train(
     )
 
 
-def _own_drafter(resolved: "ResolvedModel") -> Path:
-    if resolved.drafter is None:
+def _first_drafter(start: str | None, resolved: "ResolvedModel", *, needed: bool) -> Path | None:
+    """Find the drafter to go on with, and refuse a damaged one before the target is loaded."""
+    from peagle.catalog import resolve_drafter
+    from peagle.draft.loading import read_taps
+
+    if start is None and not needed:
+        return None
+    first = resolved.drafter if start is None else resolve_drafter(start)
+    if first is None:
         raise InvalidRequestError(
             f"{resolved.name} has no drafter of its own that could learn from traffic.",
             remedy="Name one with --start, or train one with --data first.",
             field="start",
         )
-    return resolved.drafter
+    read_taps(first)
+    return first
 
 
 def _check_time(hours: float | None, *, needed: bool) -> None:
