@@ -111,7 +111,7 @@ def main() -> None:
             """Train from the beginning; give tokens and seconds after each update."""
             trainer = open_run(
                 Path(folder), target=target, files=resolved.files, name=told.model,
-                beginning=beginning, data=data, cache_features=True,
+                beginning=beginning, data=data, cache_features=True, resume=False,
             )  # fmt: skip
             marks: list[tuple[int, float]] = []
 
