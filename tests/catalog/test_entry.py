@@ -59,8 +59,9 @@ def test_large_entries_say_what_runs_them_and_what_they_need(
     assert entry is not None
     assert entry.engine == engine
     assert entry.needs == ("gpu", "hub")
-    assert entry.drafter is not None
-    assert entry.drafter.lower() == drafter
+    assert {method: found.lower() for method, found in entry.drafters.items()} == {
+        "peagle": drafter
+    }
     assert entry.default_spec.method == "peagle"
 
 
@@ -87,7 +88,12 @@ def test_default_spec_is_dumped_as_it_was_written(tmp_path: Path) -> None:
     [
         ('"lookup"', '"magic"', InvalidRequestError),
         ('"hf:org/one"', '"org/one"', ModelNotFoundError),
-        ('engine = "peagle"', 'engine = "peagle"\ndrafter = "hf:nowhere"', ModelNotFoundError),
+        (
+            'engine = "peagle"',
+            'engine = "peagle"\ndrafters = { peagle = "hf:nowhere" }',
+            ModelNotFoundError,
+        ),
+        ('engine = "peagle"', 'engine = "peagle"\ndrafters = { medusa = "file" }', ValueError),
         ('engine = "peagle"', f'engine = "peagle"\nsha256 = "{"0" * 64}"', ValueError),
         ('"peagle"', '"peagle"\ncolour = "red"', ValueError),
         ("= 100", "= 0", ValueError),

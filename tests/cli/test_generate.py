@@ -97,7 +97,6 @@ def test_a_file_of_prompts_gives_one_object_a_line(peagle: Run, tmp_path: Path) 
         (("generate", "a", "--seed=-4"), "seed cannot be -4"),
         (("generate", "a", "--spec", "{"), "not valid JSON"),
         (("generate", "a", "--spec", '{"trees": 2}'), "unknown key 'trees'"),
-        (("generate", "a", "--spec", '{"method": "eagle3"}'), 'is for "peagle"'),
         (("generate", "a", "--model", "smollm9"), "There is no model called 'smollm9'"),
         (("generate", "a", "--model", "gpt-oss-20b"), "vLLM engine only"),
         (("generate", "a", "--model", "/no/such.gguf"), "/no/such.gguf"),

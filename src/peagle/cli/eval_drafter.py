@@ -21,9 +21,9 @@ def eval_drafter(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[NAME=]FILE",
-            help="A drafter, with a name for the table if wanted; may be given again. "
-            "The model's own if left out.",
+            metavar="[NAME=]DRAFTER",
+            help="A drafter (a file, a folder with a public checkpoint or hf:ORGANISATION/NAME), "
+            "with a name for the table if wanted; may be given again. The model's own if left out.",
         ),
     ] = None,
     prompts: Annotated[
@@ -99,8 +99,8 @@ def eval_drafter(
     configs = read_configs(files)
     _make_folder(output)
     resolved = resolve(model)
-    if not files and resolved.drafter is not None:
-        files = {resolved.drafter.stem: resolved.drafter}
+    if not files:
+        files = {path.stem: path for path in resolved.drafters.values()}
         configs = read_configs(files)
     table = corpus or resolved.corpus
     mixes = choose_mixes(sources, network=bool(files), corpus=table is not None)

@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from peagle.catalog import resolve_drafter
+from peagle.draft.formats.public_config import PublicConfig
+from peagle.draft.formats.reading import read_folder_config
 from peagle.draft.loading import open_drafter
 from peagle.draft.network.config import NetworkConfig
 from peagle.draft.network.drafter import Drafter
@@ -17,23 +20,29 @@ _KV_CACHE_BYTES: Final = 1 << 30
 
 
 def named_files(told: Sequence[str]) -> dict[str, Path]:
-    """Read `FILE` or `NAME=FILE`; a file without a name is called as it is, without the ending.
+    """Read `DRAFTER` or `NAME=DRAFTER`, and fetch what lies on the hub.
+
+    A drafter is a file of ours, a folder with a public checkpoint or `hf:ORGANISATION/NAME`. One
+    without a name is called as its file, without the ending.
 
     Raises:
+        CheckpointError: A folder is incomplete or holds something else.
+        DownloadError: A drafter cannot be fetched.
+        ModelNotFoundError: One is written as a source, but wrongly.
         InvalidRequestError: A name is empty, that of a text source, or given twice.
     """
     named: dict[str, Path] = {}
     for text in told:
-        name, equals, file = text.partition("=")
-        path = Path(file if equals and not Path(text).exists() else text)
-        if path == Path(text):
-            name = path.stem
+        name, equals, drafter = text.partition("=")
+        if not equals or Path(text).exists():
+            name, drafter = Path(text).stem, text
         if not name.strip() or name in (LOOKUP, CORPUS):
             raise InvalidRequestError(
                 f"--drafter {text} has the name {name!r}.",
                 remedy="Give it another one, as in --drafter mine=drafter.safetensors.",
                 field="drafter",
             )
+        path = resolve_drafter(drafter)
         if name in named:
             raise InvalidRequestError(
                 f"Two drafters are called {name!r}: {named[name]} and {path}.",
@@ -45,18 +54,22 @@ def named_files(told: Sequence[str]) -> dict[str, Path]:
     return named
 
 
-def read_configs(files: Mapping[str, Path]) -> dict[str, NetworkConfig]:
+def read_configs(files: Mapping[str, Path]) -> dict[str, NetworkConfig | PublicConfig]:
     """Read the configurations of drafters, without their weights.
 
     Raises:
         CheckpointError: A file is missing, damaged, or no drafter.
+        UnsupportedError: A public network has a part that this engine does not run.
     """
-    return {name: read_config(path) for name, path in files.items()}
+    return {
+        name: read_folder_config(path) if path.is_dir() else read_config(path)
+        for name, path in files.items()
+    }
 
 
 def open_drafters(
     files: Mapping[str, Path],
-    configs: Mapping[str, NetworkConfig],
+    configs: Mapping[str, NetworkConfig | PublicConfig],
     target: TargetModel,
     fingerprint: str,
 ) -> dict[str, Drafter]:
@@ -73,9 +86,13 @@ def open_drafters(
     """
     opened = {}
     for name, path in files.items():
+        taps = configs[name].taps
         try:
             opened[name] = open_drafter(
-                path, tapped(target, configs[name].taps), fingerprint, budget=_KV_CACHE_BYTES
+                path,
+                tapped(target, target.config.default_taps if taps is None else taps),
+                fingerprint,
+                budget=_KV_CACHE_BYTES,
             )
         except CheckpointError as error:
             raise CheckpointError(

