@@ -1,5 +1,7 @@
 """The real small model, loaded once for all tests that need it."""
 
+import signal
+
 import pytest
 import torch
 
@@ -9,6 +11,9 @@ MODEL = "smollm2-135m-instruct"
 
 # Two threads on two cores, whatever else the machine believes it has.
 torch.set_num_threads(min(2, torch.get_num_threads()))
+
+# A job in the background of a shell ignores Ctrl-C, which some tests are about.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
