@@ -113,6 +113,7 @@ def main() -> None:
     mixed = [k for start in range(5) for k in range(start, len(workload), 5)]
     batches = [mixed[k : k + BATCH] for k in range(0, len(mixed), BATCH)]
     batches += [[k] for k in range(0, len(workload), max(1, len(workload) // ALONE))]
+    files = resolve(arguments.model).drafters
     rows = []
     started = time.perf_counter()
     with Progress(console=Console(stderr=True)) as progress:
@@ -120,7 +121,7 @@ def main() -> None:
         bar = progress.add_task("Lossless matrix", total=steps)
         for dtype in arguments.dtypes:
             llm = LLM(arguments.model, dtype=dtype)
-            networks = open_networks(llm, resolve(arguments.model).drafters)
+            networks = open_networks(llm, files)
             written: dict[str, list[list[int]]] = {sampling: [] for sampling in SAMPLINGS}
             for prompt, limit in zip(workload, limits, strict=True):
                 decoder = PlainDecoder(llm, llm.encode(prompt.messages), limit)

@@ -6,11 +6,9 @@ from typing import Final
 
 from peagle.catalog import resolve_drafter
 from peagle.draft.formats.public_config import PublicConfig
-from peagle.draft.formats.reading import read_folder_config
-from peagle.draft.loading import open_drafter
+from peagle.draft.loading import open_drafter, read_drafter_config
 from peagle.draft.network.config import NetworkConfig
 from peagle.draft.network.drafter import Drafter
-from peagle.draft.storage import read_config
 from peagle.errors import CheckpointError, InvalidRequestError
 from peagle.evaluate.configurations import CORPUS, LOOKUP
 from peagle.model.target import TargetModel
@@ -42,15 +40,14 @@ def named_files(told: Sequence[str]) -> dict[str, Path]:
                 remedy="Give it another one, as in --drafter mine=drafter.safetensors.",
                 field="drafter",
             )
-        path = resolve_drafter(drafter)
         if name in named:
             raise InvalidRequestError(
-                f"Two drafters are called {name!r}: {named[name]} and {path}.",
+                f"Two drafters are called {name!r}: {named[name]} and {drafter}.",
                 remedy="Name them, as in --drafter old=a/drafter.safetensors --drafter "
                 "new=b/drafter.safetensors.",
                 field="drafter",
             )
-        named[name] = path
+        named[name] = resolve_drafter(drafter)
     return named
 
 
@@ -61,10 +58,7 @@ def read_configs(files: Mapping[str, Path]) -> dict[str, NetworkConfig | PublicC
         CheckpointError: A file is missing, damaged, or no drafter.
         UnsupportedError: A public network has a part that this engine does not run.
     """
-    return {
-        name: read_folder_config(path) if path.is_dir() else read_config(path)
-        for name, path in files.items()
-    }
+    return {name: read_drafter_config(path) for name, path in files.items()}
 
 
 def open_drafters(
@@ -86,13 +80,9 @@ def open_drafters(
     """
     opened = {}
     for name, path in files.items():
-        taps = configs[name].taps
         try:
             opened[name] = open_drafter(
-                path,
-                tapped(target, target.config.default_taps if taps is None else taps),
-                fingerprint,
-                budget=_KV_CACHE_BYTES,
+                path, tapped(target, configs[name].taps), fingerprint, budget=_KV_CACHE_BYTES
             )
         except CheckpointError as error:
             raise CheckpointError(
@@ -101,6 +91,7 @@ def open_drafters(
     return opened
 
 
-def tapped(target: TargetModel, taps: Sequence[int]) -> TargetModel:
-    """Give a target with other taps; weights are shared."""
-    return TargetModel(target.config, target.weights, target.dtype, target.device, tuple(taps))
+def tapped(target: TargetModel, taps: Sequence[int] | None) -> TargetModel:
+    """Give a target with other taps, EAGLE-3's if None; weights are shared."""
+    chosen = None if taps is None else tuple(taps)
+    return TargetModel(target.config, target.weights, target.dtype, target.device, chosen)
