@@ -9,7 +9,6 @@ import torch
 from peagle.model.config import DecoderConfig
 from peagle.model.decoder import DecoderWeights, rms_norm
 from peagle.model.kv_cache import KVCache
-from peagle.model.linear import product_ladder
 from peagle.model.passes import Pass, PassPlanner, PlannedStep
 from peagle.model.rows import SequenceRows
 
@@ -63,7 +62,7 @@ class TargetModel:
         self.device = device
         self.taps = config.default_taps if taps is None else taps
         products = weights.products()
-        ladder = product_ladder({product.shape for product in products}, dtype, device)
+        ladder = weights.row_ladder(dtype, device)
         for product in products:
             product.most_rows = ladder.largest
         self.planner = PassPlanner(
