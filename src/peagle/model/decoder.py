@@ -12,7 +12,6 @@ from peagle.model.config import DecoderConfig
 from peagle.model.invariance import RowLadder
 from peagle.model.linear import Linear, product_ladder
 from peagle.model.quantized_linear import (
-    Quantization,
     QuantizedLinear,
     QuantizedWeight,
     joined,
@@ -20,6 +19,7 @@ from peagle.model.quantized_linear import (
     shape_of,
 )
 from peagle.model.rope import rotate
+from peagle.quantization import Quantization
 
 
 def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

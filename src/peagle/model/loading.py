@@ -18,9 +18,9 @@ from peagle.model.quantized_checkpoint import (
     open_quantized,
     open_source,
 )
-from peagle.model.quantized_linear import QUANTIZATIONS, Quantization
 from peagle.model.target import TargetModel
 from peagle.model.tokenizer import Tokenizer
+from peagle.quantization import QUANTIZATIONS, Quantization
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -86,6 +86,24 @@ def load_target(
         weights = DecoderWeights.prepare(checkpoint.config, checkpoint.tensors(), kind, place)
         model = TargetModel(checkpoint.config, weights, kind, place, taps)
     return LoadedTarget(model, tokenizer, weight_bytes)
+
+
+def prepare_usual(files: Path, usual_quantization: Mapping[str, Quantization]) -> None:
+    """Prepare a model's weights in the cache as `load_target` wants them unless told otherwise.
+
+    Args:
+        files: A GGUF file, or a Hugging Face folder with safetensors.
+        usual_quantization: As in `load_target`.
+
+    Raises:
+        PeagleError: As in `load_target`.
+    """
+    place = choose_device("auto")
+    usual = usual_quantization.get(place.type, "none")
+    if usual == "none":
+        open_checkpoint(files, choose_dtype("auto", place))
+    else:
+        open_quantized(open_source(files), usual)
 
 
 def open_tokenizer(files: Path) -> Tokenizer:
@@ -190,6 +208,6 @@ def _require_memory(weight_bytes: int, device: torch.device) -> None:
         raise OutOfMemoryBudgetError(
             f"The weights take {weight_bytes / 1e9:.1f} GB, but {free / 1e9:.1f} GB of "
             f"{device.type} memory are free.",
-            remedy="Close other programs, use quantization int8 or int4, or choose a smaller model.",
+            remedy="Close other programs, use quantization int8 or int4, or a smaller model.",
             field="model",
         )

@@ -16,9 +16,10 @@ from peagle.model.folder_checkpoint import FolderCheckpoint, read_json, read_ten
 from peagle.model.gguf_blocks import INT4_KINDS, int4_blocks
 from peagle.model.gguf_checkpoint import GGUFCheckpoint
 from peagle.model.prepared import cached_place, make_folder
-from peagle.model.quantized_linear import Quantization, QuantizedWeight, quantized_bytes
+from peagle.model.quantized_linear import QuantizedWeight, quantized_bytes
 from peagle.model.quantized_weight import Int4Weight, Int8Weight
 from peagle.model.quantizing import quantize_int4, quantize_int8
+from peagle.quantization import Quantization
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"

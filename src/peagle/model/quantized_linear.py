@@ -6,7 +6,6 @@ element and in one order, whatever kernel and number of rows.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Final, Literal, get_args
 
 import torch
 
@@ -14,9 +13,8 @@ from peagle.model.integer_product import integer_product
 from peagle.model.invariance import ROW_COUNTS, RowLadder, agreeing_ladder
 from peagle.model.quantized_weight import Int4Weight, Int8Weight
 from peagle.model.quantizing import GROUP, INT8_MOST, unpack_nibbles
+from peagle.quantization import Quantization
 
-Quantization = Literal["none", "int8", "int4"]
-QUANTIZATIONS: Final[tuple[Quantization, ...]] = get_args(Quantization)
 QuantizedWeight = Int8Weight | Int4Weight
 
 
