@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,6 +39,7 @@ from peagle.quantization import Quantization
 from tests.model.random_models import CPU, GROUPED, LLAMA3
 from tests.model.test_checkpoints import STRETCHED, write_folder, write_gguf
 
+TEXT = [7 * token % 320 for token in range(48)]
 BLOCKS = {"Q4_0": gguf.GGMLQuantizationType.Q4_0, "Q4_1": gguf.GGMLQuantizationType.Q4_1}
 
 
@@ -47,7 +49,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(files: Path, quantization: Quantization) -> dict[str, Named]:
-    return open_quantized(open_source(files), quantization).tensors()
+    return open_quantized(open_source(files), quantization, TEXT).tensors()
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -104,29 +106,36 @@ def test_weights_are_quantised_once_until_a_file_changes(
     made: list[str] = []
     quantise = quantized_checkpoint._quantized
 
-    def counted(source: quantized_checkpoint.Source, kind: Quantization, shown: str):
-        made.append(f"{shown} {kind}")
-        return quantise(source, kind, shown)
+    def counted(
+        source: quantized_checkpoint.Source, kind: Quantization, tokens: Sequence[int]
+    ) -> dict[str, torch.Tensor]:
+        made.append(f"{type(source).__name__} {kind}")
+        return quantise(source, kind, tokens)
 
     monkeypatch.setattr(quantized_checkpoint, "_quantized", counted)
     for _ in range(2):
         for files in (folder, file):
             for quantization in ("int8", "int4"):
                 opened(files, quantization)
-    assert made == ["model int8", "model int4", "m.gguf int8", "m.gguf int4"]
+    assert made == [
+        "FolderCheckpoint int8",
+        "FolderCheckpoint int4",
+        "GGUFCheckpoint int8",
+        "GGUFCheckpoint int4",
+    ]
     write_gguf(file, STRETCHED)
     weights = folder / "model.safetensors"
     os.utime(weights, ns=(1, 1))
     opened(folder, "int8")
     opened(file, "int4")
-    assert made[4:] == ["model int8", "m.gguf int4"]
+    assert made[4:] == ["FolderCheckpoint int8", "GGUFCheckpoint int4"]
 
 
 def test_what_is_kept_takes_the_bytes_that_were_reckoned(tmp_path: Path) -> None:
     write_folder(tmp_path / "model", GROUPED)
     source = open_source(tmp_path / "model")
     for quantization in ("int8", "int4"):
-        checkpoint = open_quantized(source, quantization)
+        checkpoint = open_quantized(source, quantization, TEXT)
         stored = load_file(checkpoint.folder / "model.safetensors")
         bytes_ = sum(part.numel() * part.itemsize for name, part in stored.items()
                      if not name.endswith("norm.weight"))  # fmt: skip
@@ -142,11 +151,11 @@ def test_a_disk_without_room_is_told_before_and_while_writing(
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(prepared, "save_file", full)
-    with pytest.raises(DownloadError, match="The disk that holds .* is full"):
+    with pytest.raises(DownloadError, match=r"The disk that holds .* is full"):
         opened(tmp_path / "model", "int8")
     assert not list((tmp_path / "cache" / "prepared").iterdir())
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
-    with pytest.raises(DownloadError, match="needs .* of disk"):
+    with pytest.raises(DownloadError, match=r"needs .* of disk"):
         opened(tmp_path / "model", "int8")
 
 
@@ -156,6 +165,20 @@ def test_weights_that_are_not_numbers_are_refused_by_name(tmp_path: Path) -> Non
     state["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
     save_file(state, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj.* not finite"):
+        opened(folder, "int8")
+
+
+def test_weights_of_another_shape_are_refused_before_they_are_multiplied(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    state = write_folder(folder, GROUPED)
+    state["model.layers.1.mlp.up_proj.weight"] = torch.ones(150, 96)
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"\[150, 96\].*\[160, 96\]"):
+        opened(folder, "int8")
+    del state["model.layers.2.mlp.gate_proj.weight"]
+    del state["model.layers.1.mlp.up_proj.weight"]
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"no tensor 'model\.layers\.1\.mlp\.up_proj"):
         opened(folder, "int8")
 
 
@@ -193,7 +216,9 @@ def test_memory_is_reckoned_for_the_quantised_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_gguf(tmp_path / "m.gguf", GROUPED)
-    monkeypatch.setattr(loading, "open_tokenizer", lambda _: None)
+    monkeypatch.setattr(
+        loading, "open_tokenizer", lambda _: SimpleNamespace(encode=lambda _text: TEXT)
+    )
     needed = model_bytes(GROUPED, "int8", torch.bfloat16)
     plain = 2 * (needed - 320 * 96 * 2)
     free = SimpleNamespace(available=(needed + plain) // 2)

@@ -95,6 +95,30 @@ class DecoderConfig:
         layers = self.num_layers
         return tuple(min(max(k, 0), layers - 1) for k in (2, layers // 2, layers - 3))
 
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor's shape by its Hugging Face name; a tied head is there, too."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab_size, hidden),
+            "model.norm.weight": (hidden,),
+            "lm_head.weight": (self.vocab_size, hidden),
+        }
+        layer: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (hidden,),
+            "self_attn.q_proj": (width, hidden),
+            "self_attn.k_proj": (kv_width, hidden),
+            "self_attn.v_proj": (kv_width, hidden),
+            "self_attn.o_proj": (hidden, width),
+            "post_attention_layernorm": (hidden,),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        for index in range(self.num_layers):
+            shapes |= {f"model.layers.{index}.{part}.weight": layer[part] for part in layer}
+        return shapes
+
     @classmethod
     def from_hugging_face(cls, config: Mapping[str, Any]) -> Self:
         """Read a `config.json`.

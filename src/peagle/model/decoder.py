@@ -6,9 +6,9 @@ from typing import Protocol
 
 import torch
 
-from peagle.errors import CheckpointError
 from peagle.model.attention import AttentionPlan
 from peagle.model.config import DecoderConfig
+from peagle.model.folder_checkpoint import missing_tensor, require_shape
 from peagle.model.invariance import RowLadder
 from peagle.model.linear import Linear, product_ladder
 from peagle.model.quantized_linear import (
@@ -195,71 +195,51 @@ class DecoderWeights:
         Raises:
             CheckpointError: A tensor is missing or has another shape than the configuration says.
         """
-        hidden, width = config.hidden_size, config.num_heads * config.head_dim
-        kv_width = config.num_kv_heads * config.head_dim
+        shapes = config.tensor_shapes()
 
-        def found(name: str, *shape: int) -> torch.Tensor | QuantizedWeight:
+        def found(name: str) -> torch.Tensor | QuantizedWeight:
             if name not in tensors:
-                raise CheckpointError(
-                    f"The checkpoint has no tensor {name!r}.",
-                    remedy="A shard may be missing; fetch the model again.",
-                    field=name,
-                )
+                raise missing_tensor(name)
             weight = tensors[name]
             has = weight.shape if isinstance(weight, torch.Tensor) else shape_of(weight)
-            if tuple(has) != shape:
-                raise CheckpointError(
-                    f"The tensor {name!r} has the shape {list(has)}, "
-                    f"but the configuration says {list(shape)}.",
-                    remedy="Weights and config.json belong to different models; fetch both again.",
-                    field=name,
-                )
+            require_shape(name, has, shapes[name])
             return weight
 
-        def tensor(name: str, *shape: int) -> torch.Tensor:
-            weight = found(name, *shape)
+        def tensor(name: str) -> torch.Tensor:
+            weight = found(name)
             assert isinstance(weight, torch.Tensor)
             return weight.to(device=device, dtype=dtype)
 
-        def product(inner: int, parts: Mapping[str, int]) -> Product:
-            """Multiply with weights on top of one another, given with their outputs."""
-            weights = [found(name, out, inner) for name, out in parts.items()]
+        def product(*names: str) -> Product:
+            """Multiply with weights on top of one another."""
+            weights = [found(name) for name in names]
             quantised = [weight for weight in weights if not isinstance(weight, torch.Tensor)]
             if quantised:
                 return QuantizedLinear(joined(quantised, device))
-            return Linear(torch.cat([tensor(name, out, inner) for name, out in parts.items()]))
+            return Linear(torch.cat([tensor(name) for name in names]))
 
         def layer(index: int) -> Layer:
             at = f"model.layers.{index}."
             attention, mlp = at + "self_attn.", at + "mlp."
             return Layer(
-                attention_norm=tensor(at + "input_layernorm.weight", hidden),
-                query_key_value=product(hidden, {
-                    attention + "q_proj.weight": width,
-                    attention + "k_proj.weight": kv_width,
-                    attention + "v_proj.weight": kv_width,
-                }),
-                attention_out=product(width, {attention + "o_proj.weight": hidden}),
-                mlp_norm=tensor(at + "post_attention_layernorm.weight", hidden),
-                gate_up=product(hidden, {
-                    mlp + "gate_proj.weight": config.intermediate_size,
-                    mlp + "up_proj.weight": config.intermediate_size,
-                }),
-                down=product(config.intermediate_size, {mlp + "down_proj.weight": hidden}),
-            )  # fmt: skip
+                attention_norm=tensor(at + "input_layernorm.weight"),
+                query_key_value=product(
+                    *(attention + f"{part}_proj.weight" for part in ("q", "k", "v"))
+                ),
+                attention_out=product(attention + "o_proj.weight"),
+                mlp_norm=tensor(at + "post_attention_layernorm.weight"),
+                gate_up=product(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
+                down=product(mlp + "down_proj.weight"),
+            )
 
-        embedding = tensor("model.embed_tokens.weight", config.vocab_size, hidden)
+        embedding = tensor("model.embed_tokens.weight")
         own_head = not isinstance(tensors.get("lm_head.weight"), torch.Tensor | None)
-        head = (
-            Linear(embedding)
-            if config.tied_embeddings and not own_head
-            else product(hidden, {"lm_head.weight": config.vocab_size})
-        )
+        tied = config.tied_embeddings and not own_head
         return cls(
             embedding=embedding,
             layers=[layer(index) for index in range(config.num_layers)],
-            norm=tensor("model.norm.weight", hidden),
-            head=head,
+            norm=tensor("model.norm.weight"),
+            head=Linear(embedding) if tied else product("lm_head.weight"),
         )
 
     @property

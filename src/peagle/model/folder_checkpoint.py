@@ -1,6 +1,7 @@
 """Read a decoder from a Hugging Face folder: `config.json` and safetensors."""
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,30 @@ class FolderCheckpoint:
             elif name.endswith("self_attn.k_proj.weight"):
                 found[name] = pair_neighbours(weight, self.config.num_kv_heads)
         return found
+
+
+def missing_tensor(name: str) -> CheckpointError:
+    """Describe a checkpoint without a tensor that its configuration wants."""
+    return CheckpointError(
+        f"The checkpoint has no tensor {name!r}.",
+        remedy="A shard may be missing; fetch the model again.",
+        field=name,
+    )
+
+
+def require_shape(name: str, has: Sequence[int], wanted: Sequence[int]) -> None:
+    """Check a tensor's shape against what the configuration says.
+
+    Raises:
+        CheckpointError: It is another one.
+    """
+    if tuple(has) != tuple(wanted):
+        raise CheckpointError(
+            f"The tensor {name!r} has the shape {list(has)}, "
+            f"but the configuration says {list(wanted)}.",
+            remedy="Weights and config.json belong to different models; fetch both again.",
+            field=name,
+        )
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:

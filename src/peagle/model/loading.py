@@ -18,6 +18,7 @@ from peagle.model.quantized_checkpoint import (
     open_quantized,
     open_source,
 )
+from peagle.model.smoothing import calibration_tokens
 from peagle.model.target import TargetModel
 from peagle.model.tokenizer import Tokenizer
 from peagle.quantization import QUANTIZATIONS, Quantization
@@ -81,7 +82,7 @@ def load_target(
         source = open_source(files)
         weight_bytes = model_bytes(source.config, quantised, kind)
         _require_memory(weight_bytes, place)
-        checkpoint = open_quantized(source, quantised)
+        checkpoint = open_quantized(source, quantised, calibration_tokens(tokenizer))
     with torch.inference_mode():
         weights = DecoderWeights.prepare(checkpoint.config, checkpoint.tensors(), kind, place)
         model = TargetModel(checkpoint.config, weights, kind, place, taps)
@@ -103,7 +104,7 @@ def prepare_usual(files: Path, usual_quantization: Mapping[str, Quantization]) -
     if usual == "none":
         open_checkpoint(files, choose_dtype("auto", place))
     else:
-        open_quantized(open_source(files), usual)
+        open_quantized(open_source(files), usual, calibration_tokens(open_tokenizer(files)))
 
 
 def open_tokenizer(files: Path) -> Tokenizer:

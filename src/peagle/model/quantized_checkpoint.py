@@ -1,7 +1,7 @@
 """Checkpoints quantised to int8 or int4 at load, and kept so in the cache."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -9,20 +9,26 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from peagle.catalog.gguf_header import GGUFTensor
 from peagle.catalog.progress import announce
 from peagle.errors import CheckpointError
 from peagle.model.config import DecoderConfig
-from peagle.model.folder_checkpoint import FolderCheckpoint, read_json, read_tensors
+from peagle.model.folder_checkpoint import (
+    FolderCheckpoint,
+    missing_tensor,
+    read_json,
+    read_tensors,
+    require_shape,
+)
 from peagle.model.gguf_blocks import INT4_KINDS, int4_blocks
 from peagle.model.gguf_checkpoint import GGUFCheckpoint
 from peagle.model.prepared import cached_place, make_folder
 from peagle.model.quantized_linear import QuantizedWeight, quantized_bytes
 from peagle.model.quantized_weight import Int4Weight, Int8Weight
 from peagle.model.quantizing import quantize_int4, quantize_int8
+from peagle.model.smoothing import EMBEDDING, HEAD, smoothed_weights
 from peagle.quantization import Quantization
 
-EMBEDDING: Final = "model.embed_tokens.weight"
-HEAD: Final = "lm_head.weight"
 # Counted up whenever the same files come to be quantised to other numbers.
 _RECIPE: Final = 1
 
@@ -73,12 +79,15 @@ def open_source(files: Path) -> Source:
     return GGUFCheckpoint(files) if files.is_file() else FolderCheckpoint(files)
 
 
-def open_quantized(source: Source, quantization: Quantization) -> QuantizedCheckpoint:
+def open_quantized(
+    source: Source, quantization: Quantization, tokens: Sequence[int]
+) -> QuantizedCheckpoint:
     """Open the quantised weights of a model, made from its files unless they are in the cache.
 
     Args:
         source: The model.
         quantization: `int8` or `int4`.
+        tokens: A text to look at activations on (`smoothing.calibration_tokens`).
 
     Raises:
         CheckpointError: A file is truncated or corrupt, or a weight is not finite.
@@ -91,7 +100,7 @@ def open_quantized(source: Source, quantization: Quantization) -> QuantizedCheck
         make_folder(
             folder,
             source.config,
-            lambda: _quantized(source, quantization, files.name),
+            lambda: _quantized(source, quantization, tokens),
             needed=model_bytes(source.config, quantization, torch.bfloat16),
         )
     return QuantizedCheckpoint(folder)
@@ -117,65 +126,96 @@ def model_bytes(
     return config.num_layers * layer + head + embedding
 
 
-def _quantized(source: Source, quantization: Quantization, shown: str) -> dict[str, torch.Tensor]:
-    """Quantise every product's weight; norms stay as they are, the embedding becomes bfloat16."""
-    parts: dict[str, torch.Tensor] = {}
+def _quantized(
+    source: Source, quantization: Quantization, tokens: Sequence[int]
+) -> dict[str, torch.Tensor]:
+    """Quantise every product's weight; norms are smoothed, the embedding becomes bfloat16."""
+    weights = _Weights(source, own_blocks=quantization == "int4")
+    what = f"Quantising {weights.shown} to {quantization} (once)"
     terminal = sys.stderr.isatty()
     if not terminal:
-        announce(f"Quantising {shown} to {quantization} (once).")
-    tied = source.config.tied_embeddings
+        announce(f"{what}.")
+    parts: dict[str, torch.Tensor] = {}
+    smoothed = smoothed_weights(source.config, weights.read, tokens, fixed=weights.has_own_blocks)
     with Progress(console=Console(stderr=True), transient=True, disable=not terminal) as progress:
-        bar = progress.add_task(f"Quantising {shown} to {quantization} (once)", total=None)
-        for done, total, name, weight in _weights(source, own_blocks=quantization == "int4"):
-            progress.update(bar, completed=done, total=total)
-            if isinstance(weight, Int4Weight):
-                parts |= _parts(name, weight)
-                continue
-            if not weight.isfinite().all():
-                raise CheckpointError(
-                    f"The tensor {name!r} of {shown} holds numbers that are not finite.",
-                    remedy="The file is damaged; fetch it again.",
-                    field=name,
-                )
-            if name == EMBEDDING:
+        # Nine tensors a layer; embedding, norm and head.
+        total = 9 * source.config.num_layers + 3
+        for name, weight in progress.track(smoothed, total, description=what):
+            if weights.has_own_blocks(name):
+                parts |= _parts(name, weights.own_blocks(name))
+            elif name == EMBEDDING:
                 parts[name] = weight.to(torch.bfloat16)
-                if tied:
-                    parts |= _parts(HEAD, quantize_int8(weight))
-            elif name == HEAD:
-                if not tied:
-                    parts |= _parts(name, quantize_int8(weight))
-            elif name.endswith("_proj.weight"):
-                by_four = quantization == "int4"
-                parts |= _parts(
-                    name, quantize_int4(weight, name) if by_four else quantize_int8(weight)
-                )
             elif name.endswith("norm.weight"):
-                parts[name] = weight.contiguous()
+                parts[name] = weight
+            elif name == HEAD or quantization == "int8":
+                parts |= _parts(name, quantize_int8(weight))
+            else:
+                parts |= _parts(name, quantize_int4(weight, name))
     return parts
 
 
-def _weights(
-    source: Source, *, own_blocks: bool
-) -> Iterator[tuple[int, int, str, torch.Tensor | Int4Weight]]:
-    """Give every weight with how many there are, query and key rows in neighbouring pairs.
+class _Weights:
+    """Reads a source's weights by name, query and key rows in neighbouring pairs.
 
     Args:
         source: The model.
-        own_blocks: Whether a GGUF's own 4-bit blocks of products are given as they are.
+        own_blocks: Whether a GGUF's own 4-bit blocks are kept as they are.
+
+    Attributes:
+        shown: What a person calls the model.
     """
-    if isinstance(source, FolderCheckpoint):
-        found = source.tensors()
-        for place, (name, weight) in enumerate(found.items()):
-            yield place, len(found), name, weight
-        return
-    total = len(source.header.tensors)
-    for place, (name, stored) in enumerate(source.stored()):
-        # The head is quantised to int8 whatever it was.
-        if own_blocks and name.endswith("_proj.weight") and stored.kind in INT4_KINDS:
-            yield place, total, name, int4_blocks(source.packed(stored), stored.kind)
+
+    def __init__(self, source: Source, *, own_blocks: bool) -> None:
+        self._source = source
+        self._stored: dict[str, GGUFTensor] = {}
+        self._found: dict[str, torch.Tensor] = {}
+        if isinstance(source, GGUFCheckpoint):
+            self.shown = source.path.name
+            self._stored = dict(source.stored())
         else:
+            self.shown = source.folder.name
+            self._found = source.tensors()
+        self._own_blocks = own_blocks
+        self._shapes = source.config.tensor_shapes()
+
+    def read(self, name: str) -> torch.Tensor:
+        """Read a tensor.
+
+        Raises:
+            CheckpointError: It is missing, of another shape than the configuration says, or
+                holds numbers that are not finite.
+        """
+        source = self._source
+        if name not in (self._found or self._stored):
+            raise missing_tensor(name)
+        if isinstance(source, GGUFCheckpoint):
             # In the file, query and key rows already pair neighbours.
-            yield place, total, name, source.values(stored)
+            weight = source.values(self._stored[name])
+        else:
+            weight = self._found[name]
+        require_shape(name, weight.shape, self._shapes[name])
+        if not weight.isfinite().all():
+            raise CheckpointError(
+                f"The tensor {name!r} of {self.shown} holds numbers that are not finite.",
+                remedy="The file is damaged; fetch it again.",
+                field=name,
+            )
+        return weight
+
+    def has_own_blocks(self, name: str) -> bool:
+        """Whether a product's weight is kept as the GGUF's own blocks; the head never is."""
+        return (
+            self._own_blocks
+            and name.endswith("_proj.weight")
+            and name in self._stored
+            and self._stored[name].kind in INT4_KINDS
+        )
+
+    def own_blocks(self, name: str) -> Int4Weight:
+        """Read these blocks."""
+        assert isinstance(self._source, GGUFCheckpoint)
+        stored = self._stored[name]
+        return int4_blocks(self._source.packed(stored), stored.kind)
 
 
 def _parts(name: str, weight: QuantizedWeight) -> dict[str, torch.Tensor]:
