@@ -10,6 +10,16 @@ from peagle.errors import CheckpointError, UnsupportedError
 SUPPORTED_ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral"}
 
 
+_QUANTISERS = {
+    "gptq": "GPTQ",
+    "awq": "AWQ",
+    "fp8": "FP8",
+    "fbgemm_fp8": "FP8 (fbgemm)",
+    "compressed-tensors": "compressed-tensors",
+    "bitsandbytes": "bitsandbytes",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
     """Llama 3's stretching of long wavelengths (transformers' `rope_type: llama3`).
@@ -144,11 +154,8 @@ class DecoderConfig:
                     field=bias,
                 )
         if config.get("quantization_config"):
-            method = config["quantization_config"].get("quant_method", "unknown")
-            raise UnsupportedError(
-                f"The checkpoint is quantised with {method!r}, which this engine does not read.",
-                remedy="Use the model's unquantised safetensors or a GGUF file.",
-                field="quantization_config",
+            raise quantised_by_others(
+                str(config["quantization_config"].get("quant_method", "unknown"))
             )
         if config.get("hidden_act", "silu") != "silu":
             raise UnsupportedError(
@@ -242,6 +249,17 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise _wrong("rope_scaling", dict(rope), "llama3's four numbers") from error
+
+
+def quantised_by_others(method: str) -> UnsupportedError:
+    """Describe a checkpoint in another program's quantised format."""
+    title = _QUANTISERS.get(method, repr(method))
+    return UnsupportedError(
+        f"The checkpoint is quantised with {title}, which this engine does not read.",
+        remedy="Use the unquantised safetensors of the same model (quantization int8 or int4 then "
+        "quantises them at load), or a GGUF file.",
+        field="quantization_config",
+    )
 
 
 def _wrong(name: str, value: object, wanted: str) -> CheckpointError:

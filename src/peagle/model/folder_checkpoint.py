@@ -10,10 +10,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from peagle.errors import CheckpointError
-from peagle.model.config import DecoderConfig
+from peagle.model.config import DecoderConfig, quantised_by_others
 from peagle.model.rope import pair_neighbours
 
 _INDEX = "model.safetensors.index.json"
+# Files by which older releases of these programs say what config.json says today.
+_OLDER_QUANTISERS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 class FolderCheckpoint:
@@ -29,6 +31,9 @@ class FolderCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        for name, method in _OLDER_QUANTISERS.items():
+            if (folder / name).is_file():
+                raise quantised_by_others(method)
         self.config = DecoderConfig.from_hugging_face(read_json(folder / "config.json"))
 
     def tensors(self) -> dict[str, torch.Tensor]:
