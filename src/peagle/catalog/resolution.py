@@ -43,7 +43,7 @@ class ResolvedModel:
     @property
     def quantization(self) -> Mapping[str, Quantization]:
         """What its weights are usually quantised to, by kind of device."""
-        return dict(self.entry.quantization) if self.entry is not None else {}
+        return {**self.entry.quantization} if self.entry is not None else {}
 
     @property
     def size_bytes(self) -> int:

@@ -137,9 +137,12 @@ class _Attention:
     ) -> torch.Tensor:
         """Attend, from `[rows, heads * head_dim]` each to the same of the queries."""
         shape = len(queries), -1, self._config.head_dim
-        turned = [rotate(part.view(shape), self._turns) for part in (queries, keys)]
-        heads = (part.transpose(0, 1) for part in (*turned, values.view(shape)))
+        query, key = (rotate(part.view(shape), self._turns) for part in (queries, keys))
         attended = torch.nn.functional.scaled_dot_product_attention(
-            *heads, attn_mask=self._mask, enable_gqa=True
+            query.transpose(0, 1),
+            key.transpose(0, 1),
+            values.view(shape).transpose(0, 1),
+            attn_mask=self._mask,
+            enable_gqa=True,
         )
         return attended.transpose(0, 1).reshape(len(queries), -1)
