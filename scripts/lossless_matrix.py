@@ -2,8 +2,8 @@
 
 Every answer is first written by a plain loop (one token at a time over a fresh cache), then by the
 engine with every kind of drafts, sixteen prompts mixed in a batch and some one at a time. Greedy,
-and at temperature 0.8 with seeds 1, 2 and 3; in bfloat16 and float32. Networks are the catalog's; a
-model without one for a method gets one with random weights.
+and at temperature 0.8 with seeds 1, 2 and 3; in bfloat16 and float32, or also in int8 and int4.
+Networks are the catalog's; a model without one for a method gets one with random weights.
 
     python scripts/lossless_matrix.py [--max-tokens N] [--dtypes bfloat16 float32] [--part 1/2]
                                       [--output FILE]
@@ -28,6 +28,7 @@ from peagle.evaluate.machine import describe_machine
 from peagle.evaluate.oracle import OracleProposer
 from peagle.evaluate.plain import PlainDecoder
 from peagle.evaluate.workload import WorkloadPrompt, read_workload
+from peagle.quantization import QUANTIZATIONS
 from peagle.spec import METHOD_TITLES, NetworkMethod
 
 BATCH = 16
@@ -120,7 +121,11 @@ def main() -> None:
         steps = len(arguments.dtypes) * len(SAMPLINGS) * len(workload) * (2 + len(DRAFTS))
         bar = progress.add_task("Lossless matrix", total=steps)
         for dtype in arguments.dtypes:
-            llm = LLM(arguments.model, dtype=dtype)
+            llm = (
+                LLM(arguments.model, quantization=dtype)
+                if dtype in QUANTIZATIONS
+                else LLM(arguments.model, dtype=dtype)
+            )
             networks = open_networks(llm, files)
             written: dict[str, list[list[int]]] = {sampling: [] for sampling in SAMPLINGS}
             for prompt, limit in zip(workload, limits, strict=True):

@@ -23,6 +23,18 @@ def smollm2() -> LLM:
 
 
 @pytest.fixture(scope="session")
+def smollm2_int8() -> LLM:
+    """SmolLM2-135M-Instruct in int8."""
+    return LLM(MODEL, quantization="int8")
+
+
+@pytest.fixture(scope="session")
+def smollm2_int4() -> LLM:
+    """SmolLM2-135M-Instruct in int4."""
+    return LLM(MODEL, quantization="int4")
+
+
+@pytest.fixture(scope="session")
 def smollm2_float32() -> LLM:
     """SmolLM2-135M-Instruct in float32."""
     return LLM(MODEL, dtype="float32")

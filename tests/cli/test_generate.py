@@ -25,6 +25,7 @@ def test_json_is_one_object_with_the_documented_keys(peagle: Run, smollm2: LLM) 
     assert found["text"] == expected.text
     assert found["token_ids"] == expected.token_ids
     assert found["finish_reason"] == "length"
+    assert (found["quantization"], found["dtype"]) == ("none", "bfloat16")
     assert found["usage"] == {
         "prompt_tokens": len(expected.prompt_token_ids),
         "completion_tokens": 20,
@@ -41,6 +42,16 @@ def test_json_is_one_object_with_the_documented_keys(peagle: Run, smollm2: LLM) 
     assert set(found["timing"]) == {"load_s", "ttft_s", "decode_s", "tokens_per_s"}
     passes = found["speculation"]["target_passes"]
     assert found["speculation"]["acceptance_length"] == pytest.approx(19 / passes)
+
+
+def test_what_was_chosen_is_shown(peagle: Run, smollm2_int8: LLM) -> None:
+    common = ("generate", PROMPT, "--max-tokens", "6", "--quantization", "int8")
+    ran = peagle(*common, "--json", "--stats")
+    found = json.loads(ran.out)
+    expected = smollm2_int8.generate(PROMPT, SamplingParams(max_tokens=6))[0]
+    assert found["token_ids"] == expected.token_ids
+    assert (found["quantization"], found["dtype"]) == ("int8", "bfloat16")
+    assert "int8 (bfloat16 between)" in ran.err
 
 
 def test_without_speculation_the_tokens_are_the_same(peagle: Run) -> None:
@@ -101,6 +112,11 @@ def test_a_file_of_prompts_gives_one_object_a_line(peagle: Run, tmp_path: Path) 
         (("generate", "a", "--model", "gpt-oss-20b"), "vLLM engine only"),
         (("generate", "a", "--model", "/no/such.gguf"), "/no/such.gguf"),
         (("generate", "a", "--dtype", "int3"), "dtype cannot be 'int3'"),
+        (("generate", "a", "--quantization", "int3"), "quantization cannot be 'int3'"),
+        (
+            ("generate", "a", "--quantization", "int8", "--dtype", "bfloat16"),
+            "quantization is 'int8', but dtype is 'bfloat16'",
+        ),
         (("generate", "a", "--device", "tpu"), "device cannot be 'tpu'"),
         (("generate", "a", "--drafter", "/no/such"), "/no/such"),
         (("generate", "--prompts", "/no/such.jsonl"), "/no/such.jsonl cannot be read"),

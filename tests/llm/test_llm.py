@@ -201,6 +201,12 @@ def test_a_spec_with_a_mistake_is_refused(smollm2: LLM) -> None:
     [
         ({"model": "smollm3"}, ModelNotFoundError, "smollm3"),
         ({"model": MODEL, "dtype": "float64"}, InvalidRequestError, "'float64'"),
+        ({"model": MODEL, "quantization": "q4"}, InvalidRequestError, "'q4'"),
+        (
+            {"model": MODEL, "quantization": "int4", "dtype": "float32"},
+            InvalidRequestError,
+            "Leave one of them out",
+        ),
         ({"model": MODEL, "device": "cuda:9"}, InvalidRequestError, "CUDA devices"),
         ({"model": MODEL, "kv_cache_bytes": 1000}, OutOfMemoryBudgetError, "1,000"),
         ({"model": MODEL, "max_concurrent": 0}, InvalidRequestError, "max_concurrent"),

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from peagle.catalog.source import HubModel, WheelFile, is_source, parse_source
+from peagle.quantization import Quantization
 from peagle.spec import NetworkMethod, ParallelDraftingSpec
 
 DATA_FOLDER: Final = Path(__file__).parent
@@ -45,6 +46,8 @@ class CatalogEntry(BaseModel):
         licence: SPDX identifier.
         weight_bytes: Memory of the weights as they are run.
         kv_bytes_per_token: Memory of the KV cache for each token of context.
+        quantization: What its weights are quantised to on each kind of device (`cpu`, `cuda`)
+            unless the user says otherwise; they are not where nothing is said.
         engine: What runs it: this engine, or vLLM.
         needs: What the machine must have.
         aliases: Other names users may write.
@@ -66,6 +69,7 @@ class CatalogEntry(BaseModel):
     licence: str
     weight_bytes: PositiveInt
     kv_bytes_per_token: PositiveInt
+    quantization: dict[Literal["cpu", "cuda"], Quantization] = {}
     engine: Literal["peagle", "vllm"]
     needs: tuple[Literal["gpu", "hub"], ...] = ()
     aliases: tuple[str, ...] = ()

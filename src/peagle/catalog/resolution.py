@@ -16,6 +16,7 @@ from peagle.catalog.progress import ProgressReport, folder_bytes
 from peagle.catalog.source import Source, WheelFile, is_source, parse_source
 from peagle.catalog.wheel import cached_file, fetch_from_wheel
 from peagle.errors import CheckpointError, ModelNotFoundError, UnsupportedError
+from peagle.quantization import Quantization
 from peagle.spec import METHOD_TITLES, NetworkMethod
 
 _LOG: Final = logging.getLogger(__name__)
@@ -39,6 +40,11 @@ class ResolvedModel:
     entry: CatalogEntry | None = None
     drafters: Mapping[NetworkMethod, Path] = field(default_factory=dict)
     corpus: Path | None = None
+
+    @property
+    def quantization(self) -> Mapping[str, Quantization]:
+        """What its weights are usually quantised to, by kind of device."""
+        return {**self.entry.quantization} if self.entry is not None else {}
 
     @property
     def size_bytes(self) -> int:

@@ -16,8 +16,12 @@ _BROKEN: Final = 1
 def doctor(
     model: ModelOption = DEFAULT_MODEL,
     device: DeviceOption = "auto",
-    dtypes: Annotated[
-        str, typer.Option("--dtype", help="auto checks bfloat16 and float32.")
+    dtype: Annotated[
+        str, typer.Option(help="auto checks bfloat16 and float32, unless --quantization is given.")
+    ] = "auto",
+    quantization: Annotated[
+        str,
+        typer.Option(help="none, int8 or int4; auto checks what is usual for the model, too."),
     ] = "auto",
 ) -> None:
     """Check that rows are independent on this machine, and measure what passes cost."""
@@ -29,7 +33,7 @@ def doctor(
     from peagle.evaluate.machine import describe_machine, memory_bandwidth
     from peagle.evaluate.pass_cost import pass_costs
     from peagle.evaluate.row_check import check_rows
-    from peagle.model.loading import DTYPES, load_target
+    from peagle.model.loading import choose_device, load_target
 
     console = Console(highlight=False)
     machine = describe_machine()
@@ -47,20 +51,23 @@ def doctor(
     console.print(facts)
     resolved = resolve(model)
     sound = True
-    for dtype in DTYPES if dtypes == "auto" else (dtypes,):
-        loaded = load_target(resolved.files, dtype=dtype, device=device)
+    usual = resolved.quantization.get(choose_device(device).type, "none")
+    console.print(f"usual for {resolved.name} here: quantization {usual}")
+    for one_dtype, one_quantization in _checked(dtype, quantization, usual):
+        loaded = load_target(
+            resolved.files, dtype=one_dtype, quantization=one_quantization, device=device
+        )
         target = loaded.model
         ladder, queries = target.planner.ladder, target.planner.query_ladder
-        console.print(f"\n[bold]{resolved.name} in {dtype} on {target.device}[/bold]")
+        console.print(f"\n[bold]{resolved.name} in {target.precision} on {target.device}[/bold]")
         console.print(
             f"Products agree for {_listed(ladder.counts)} rows: they take a pass of up to "
             f"{target.rows_per_pass} rows in blocks of {ladder.largest}, the last one padded to "
             f"the next of these."
         )
         console.print(f"Products with a page of keys agree for {_listed(queries.counts)} queries.")
-        weight = target.weights.head
-        kept = "in oneDNN's blocked layout" if weight.prepacked else "as they are"
-        console.print(f"Weights: {loaded.weight_bytes / 1e6:.0f} MB, kept {kept}.")
+        layouts = dict.fromkeys(product.layout for product in target.weights.products())
+        console.print(f"Weights: {loaded.weight_bytes / 1e6:.0f} MB, kept {' and '.join(layouts)}.")
         with Progress(console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("Comparing rows")
             check = check_rows(target, partial(_show, progress, bar))
@@ -87,10 +94,21 @@ def doctor(
                 f"{cost.rows / cost.seconds:.0f}",
             )
         console.print(costs)
-        reading = loaded.weight_bytes / bandwidth
+        # An embedding is looked up, not read whole.
+        reading = sum(product.weight_bytes for product in target.weights.products()) / bandwidth
         console.print(f"Reading the weights once takes {reading * 1000:.1f} ms at this bandwidth.")
     if not sound:
         raise typer.Exit(_BROKEN)
+
+
+def _checked(dtype: str, quantization: str, usual: str) -> list[tuple[str, str]]:
+    """Choose the pairs of dtype and quantisation to check."""
+    from peagle.model.loading import DTYPES
+
+    if dtype != "auto" or quantization not in ("auto", "none"):
+        return [(dtype, quantization)]
+    plain = [(each, "none") for each in DTYPES]
+    return [*plain, ("auto", usual)] if quantization == "auto" and usual != "none" else plain
 
 
 def _show(progress: "Progress", bar: "TaskID", done: int, total: int) -> None:

@@ -60,11 +60,10 @@ def pull(
     for method, drafter in resolved.drafters.items():
         typer.echo(f"Its {METHOD_TITLES[method]} drafter: {drafter}")
     if resolved.files.is_file():
-        from peagle.model.loading import choose_device, choose_dtype
-        from peagle.model.prepared import prepared_folder
+        from peagle.model.loading import prepare_usual
 
         # So that the first answer does not wait for it.
-        prepared_folder(resolved.files, choose_dtype("auto", choose_device("auto")))
+        prepare_usual(resolved.files, resolved.quantization)
 
 
 def _row(entry: CatalogEntry) -> dict[str, str]:

@@ -46,7 +46,10 @@ class LLM:
         parallel_drafting_spec: How drafts are made; what is not set keeps the model's default.
         parallel_drafting: False turns speculation off.
         corpus: A file that `peagle corpus build` wrote; None takes the catalog's.
-        dtype: `auto`, `bfloat16` or `float32`.
+        dtype: `auto`, `bfloat16` or `float32`; one of the latter two means that weights are not
+            quantised.
+        quantization: `none`, `int8`, `int4`, or `auto`: what the catalog says for the model on
+            this device, `none` for other models.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         kv_cache_bytes: Memory for keys and values; None takes a quarter of what is free, at most
             4 GiB.
@@ -70,6 +73,7 @@ class LLM:
         parallel_drafting: bool = True,
         corpus: str | Path | None = None,
         dtype: str = "auto",
+        quantization: str = "auto",
         device: str = "auto",
         kv_cache_bytes: int | None = None,
         max_concurrent: int = DEFAULT_MAX_CONCURRENT,
@@ -85,7 +89,10 @@ class LLM:
         resolved = resolve(model)
         chosen = resolve_drafter(drafter) if drafter is not None else resolved.drafter(told.method)
         taps = read_taps(chosen) if chosen is not None else None
-        loaded = load_target(resolved.files, dtype=dtype, device=device, taps=taps)
+        loaded = load_target(
+            resolved.files, dtype=dtype, quantization=quantization,
+            usual_quantization=resolved.quantization, device=device, taps=taps,
+        )  # fmt: skip
         self.name = resolved.name
         self.target = loaded.model
         self.tokenizer = loaded.tokenizer

@@ -9,9 +9,9 @@ import torch
 from peagle.model.config import DecoderConfig
 from peagle.model.decoder import DecoderWeights, rms_norm
 from peagle.model.kv_cache import KVCache
-from peagle.model.linear import product_ladder
 from peagle.model.passes import Pass, PassPlanner, PlannedStep
 from peagle.model.rows import SequenceRows
+from peagle.quantization import Quantization
 
 # Products take the rows of a pass in blocks of a verified size, but everything around them, some
 # hundred small operations, runs once a pass.
@@ -63,12 +63,23 @@ class TargetModel:
         self.device = device
         self.taps = config.default_taps if taps is None else taps
         products = weights.products()
-        ladder = product_ladder({product.shape for product in products}, dtype, device)
+        ladder = weights.row_ladder(dtype, device)
         for product in products:
             product.most_rows = ladder.largest
         self.planner = PassPlanner(
             config, ladder, device, rows_per_pass=BLOCKS_PER_PASS * ladder.largest
         )
+
+    @property
+    def quantization(self) -> Quantization:
+        """What the weights of its products are quantised to."""
+        return self.weights.quantization
+
+    @property
+    def precision(self) -> str:
+        """What it is computed in, in a word: the quantisation, or else the dtype."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return dtype if self.quantization == "none" else f"{self.quantization} ({dtype} between)"
 
     @property
     def rows_per_block(self) -> int:
