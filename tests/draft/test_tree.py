@@ -29,9 +29,7 @@ class Marginals:
 
 
 def grown(root: Marginals, *, max_nodes: int, max_roots: int, max_depth: int) -> CandidateTree:
-    return GrowingTree(
-        root, max_nodes=max_nodes, max_roots=max_roots, max_depth=max_depth
-    ).whole()
+    return GrowingTree(root, max_nodes=max_nodes, max_roots=max_roots, max_depth=max_depth).whole()
 
 
 def paths_of(tree: CandidateTree) -> list[tuple[int, ...]]:
@@ -126,9 +124,7 @@ def test_branches_are_asked_about_only_where_the_next_node_depends_on_it() -> No
         def child(self, token: int) -> "Counting":
             return Counting(self.levels, (*self.path, token))
 
-    growing = GrowingTree(
-        Counting([{1: 0.75, 2: 0.25}] * 3), max_nodes=4, max_roots=4, max_depth=3
-    )
+    growing = GrowingTree(Counting([{1: 0.75, 2: 0.25}] * 3), max_nodes=4, max_roots=4, max_depth=3)
     assert (growing.bound, growing.settled, asked) == (1.0, False, [])
     growing.settle()
     assert (growing.bound, growing.settled, asked) == (0.75, True, [()])

@@ -97,7 +97,8 @@ class GrowingTree:
         self._max_roots = max_roots
         self._max_depth = max_depth
         self._roots = 0
-        # The newest node, whose children are not known yet: its index, probability and branch.
+        # The newest node, whose children are not known yet: its index and probability, their
+        # depth, the branch before it and its token.
         self._unasked: tuple[int, float, int, Branch, int | None] | None = (
             (-1, 1.0, 1, root, None) if max_nodes > 0 and max_depth > 0 else None
         )
@@ -159,7 +160,8 @@ class GrowingTree:
             negative, token, _ = family.children[rank]
             value = family.probability * negative
             if value < 0:
-                heapq.heappush(self._heap, (value, family.depth, token, family.parent, rank, family))
+                one = (value, family.depth, token, family.parent, rank, family)
+                heapq.heappush(self._heap, one)
 
 
 class _Family(NamedTuple):
@@ -175,4 +177,3 @@ class _Family(NamedTuple):
 # Negative probability, depth, token, parent, rank, family: the first four are never all equal,
 # as siblings have distinct tokens, so families are never compared.
 _Candidate = tuple[float, int, int, int, int, _Family]
-

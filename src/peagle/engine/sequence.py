@@ -11,6 +11,7 @@ from peagle.draft.proposer import Proposer
 from peagle.draft.tree import CandidateTree, Source
 from peagle.engine.choice import TokenChooser
 from peagle.engine.logprobs import TokenLogprobs, token_logprobs
+from peagle.engine.network_gain import NetworkGain
 from peagle.engine.statistics import SpeculationStatistics
 from peagle.engine.stops import StopRule
 from peagle.engine.verification import Walk
@@ -18,7 +19,7 @@ from peagle.errors import PeagleError
 from peagle.model.kv_cache import SequenceCache
 from peagle.model.rows import SequenceRows
 from peagle.sampling_params import SamplingParams
-from peagle.spec import ParallelDraftingSpec
+from peagle.spec import MAX_DEPTH, ParallelDraftingSpec
 
 
 class Origin(Enum):
@@ -56,6 +57,10 @@ class Sequence:
         cache: Its keys and values; None while it waits and after it ended.
         drafter: The drafter network's state; None where no network drafts.
         tree: The drafts being verified in this step.
+        newest: Tokens that the latest step wrote.
+        network_gain: What the drafter network has been adding to its trees.
+        drafted_depth: Deepest node of the latest tree that the network had a part in.
+        idle: Steps in a row in which its text sources were asked and no node paid.
         first_token_at: When its first token was written, by `time.perf_counter`; None before.
         last_token_at: The same for its latest.
         error: Why it cannot go on, if it cannot.
@@ -75,6 +80,10 @@ class Sequence:
     cache: SequenceCache | None = None
     drafter: DrafterState | None = None
     tree: CandidateTree = field(default_factory=CandidateTree)
+    newest: int = 0
+    network_gain: NetworkGain = field(default_factory=NetworkGain)
+    drafted_depth: int = MAX_DEPTH
+    idle: int = 0
     first_token_at: float | None = None
     last_token_at: float | None = None
     error: PeagleError | None = None
@@ -137,6 +146,7 @@ class Sequence:
         self.origins.extend(_ORIGINS[self.tree.sources[node]] for node in walked.accepted)
         self.origins.extend([Origin.TARGET] * (len(walked.emitted) - len(walked.accepted)))
         self.output_ids.extend(walked.emitted)
+        self.newest = len(walked.emitted)
         if self.finished:
             return
         if self.proposer is not None:
