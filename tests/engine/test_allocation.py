@@ -9,8 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peagle.draft.tree import GrowingTree
-from peagle.engine.allocation import allocate
+from peagle.engine.allocation import allocate as allocate_calibrated
+from peagle.engine.expectation import Calibration
 from tests.draft.test_tree import Marginals, some_levels
+
+
+def allocate(
+    trees: Sequence[GrowingTree], seconds: Sequence[float], certain: float
+) -> tuple[list[int], float]:
+    return allocate_calibrated(trees, [Calibration(1.0)] * len(trees), seconds, certain)
 
 
 def chain(*probabilities: float, roots: int = 1, nodes: int = 99) -> GrowingTree:
@@ -110,6 +117,16 @@ def test_no_more_nodes_than_a_tree_or_the_step_may_have() -> None:
 
 def test_equally_probable_nodes_go_to_the_first_answer() -> None:
     assert allocate([chain(0.5), chain(0.5)], [1.0, 1.1], 2)[0] == [1, 0]
+
+
+def test_nodes_that_come_oftener_than_promised_are_worth_more() -> None:
+    seconds = [1.0 + 0.12 * nodes for nodes in range(40)]
+    trees = chain(*[0.5] * 8), chain(*[0.6] * 8)
+    calibrations = Calibration(4.0), Calibration(1.0)
+    counts, rate = allocate_calibrated(trees, calibrations, seconds, 2)
+    # Odds times four: 1/2 counts as 4/5, 1/4 as 4/7, 1/8 as 4/11, 1/16 as 4/19.
+    assert counts == [3, 2]
+    assert rate == pytest.approx((2 + 4 / 5 + 4 / 7 + 4 / 11 + 0.6 + 0.36) / 1.6)
 
 
 def test_an_answer_whose_first_nodes_cannot_pay_is_not_asked() -> None:

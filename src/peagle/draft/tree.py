@@ -58,6 +58,20 @@ class CandidateTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def walk(self, written: Sequence[int]) -> list[int]:
+        """Follow what was written; return the nodes passed, from the root down."""
+        children = {
+            (parent, token): node
+            for node, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))
+        }
+        path: list[int] = []
+        for token in written:
+            node = children.get((path[-1] if path else -1, token))
+            if node is None:
+                break
+            path.append(node)
+        return path
+
     def first(self, count: int) -> "CandidateTree":
         """Return the tree of the `count` most probable nodes."""
         return CandidateTree(

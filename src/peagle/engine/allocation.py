@@ -4,10 +4,14 @@ import heapq
 from collections.abc import Sequence
 
 from peagle.draft.tree import GrowingTree
+from peagle.engine.expectation import Calibration
 
 
 def allocate(
-    trees: Sequence[GrowingTree], seconds: Sequence[float], certain: float
+    trees: Sequence[GrowingTree],
+    calibrations: Sequence[Calibration],
+    seconds: Sequence[float],
+    certain: float,
 ) -> tuple[list[int], float]:
     """Choose how many nodes of each tree a step verifies.
 
@@ -22,6 +26,7 @@ def allocate(
     Args:
         trees: The trees, of which nothing is taken yet; what is taken beyond the chosen nodes
             is to be cut off.
+        calibrations: What corrects the probabilities of each.
         seconds: Seconds of the step with 0, 1, … nodes; they never fall. No more nodes are taken
             than it has entries for.
         certain: Tokens that the step writes without any draft.
@@ -34,7 +39,8 @@ def allocate(
     best, best_rate = 0, certain / seconds[0]
     taken: list[int] = []
     # Of equally probable nodes the first answer's come first.
-    queue = [(-tree.bound, place) for place, tree in enumerate(trees)]
+    corrected = [one.corrected for one in calibrations]
+    queue = [(-corrected[place](tree.bound), place) for place, tree in enumerate(trees)]
     heapq.heapify(queue)
     while queue and len(taken) < most:
         negative, place = queue[0]
@@ -43,13 +49,13 @@ def allocate(
         tree = trees[place]
         if not tree.settled:
             tree.settle()
-            heapq.heapreplace(queue, (-tree.bound, place))
+            heapq.heapreplace(queue, (-corrected[place](tree.bound), place))
             continue
         if negative == 0:
             break
-        expected += tree.take()
+        expected += corrected[place](tree.take())
         taken.append(place)
-        heapq.heapreplace(queue, (-tree.bound, place))
+        heapq.heapreplace(queue, (-corrected[place](tree.bound), place))
         rate = expected / seconds[len(taken)]
         if rate > best_rate:
             best, best_rate = len(taken), rate

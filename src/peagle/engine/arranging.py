@@ -127,24 +127,29 @@ class TreeArranger:
         network_s: float,
     ) -> None:
         """Grow the adaptive trees together."""
+        for one in adaptive:
+            one.sequence.expectation.with_network = one.network is not None
         asking = [one for one in adaptive if self._worth_asking(one)]
         trees = [one.proposer.growing(one.network, one.sequence.depth_limit) for one in asking]
         certain = len(writing) + sum(sum(one.tree.probabilities) for one in writing)
+        calibrations = [one.sequence.expectation.calibration for one in asking]
         most = sum(one.limits.nodes for one in asking)
         seconds = [network_s + one for one in costs.step(_rows(writing, prompts), most)]
-        counts, self._rate = allocate(trees, seconds, certain)
+        counts, self._rate = allocate(trees, calibrations, seconds, certain)
         for one, tree, count in zip(asking, trees, counts, strict=True):
             sequence = one.sequence
-            sequence.idle = 0 if count else sequence.idle + 1
+            expectation = sequence.expectation
+            expectation.idle = 0 if count else expectation.idle + 1
             sequence.tree = tree.tree if len(tree.tree) == count else tree.tree.first(count)
             if one.network is not None:
-                sequence.drafted_depth = max(sequence.tree.depths, default=0)
-                if sequence.network_gain.due(one.match):
-                    sequence.network_gain.observe(one.match, _gain(one))
+                expectation.network_depth = max(sequence.tree.depths, default=0)
+                if expectation.comparison_due(one.match):
+                    text = one.proposer.propose(None, sequence.depth_limit, count)
+                    expectation.compare(one.match, sequence.tree, text)
 
     def _worth_asking(self, one: _Draft) -> bool:
         """Whether to ask the text sources; where nothing paid before, only now and then."""
-        idle = one.sequence.idle
+        idle = one.sequence.expectation.idle
         return (
             idle == 0
             or one.network is not None
@@ -182,7 +187,7 @@ class TreeArranger:
                 drafter.prefill([state])
             if not state.beyond_context:
                 one.match = one.proposer.longest_match
-                offers.append((trial * one.sequence.network_gain.expected(one.match), one))
+                offers.append((trial * one.sequence.expectation.network_gain(one.match), one))
         # The most promising first; of equals the one that came first.
         offers.sort(key=lambda offer: -offer[0])
         base = _network_seconds(drafter, asked, curve)
@@ -241,7 +246,9 @@ def _pinned(sequence: Sequence, proposer: Proposer) -> _Draft:
 
 def _adaptive(sequence: Sequence, proposer: Proposer) -> _Draft:
     spec = sequence.spec
-    depth = min(spec.prediction_depth, sequence.depth_limit, sequence.drafted_depth + _DEEPER)
+    depth = min(
+        spec.prediction_depth, sequence.depth_limit, sequence.expectation.network_depth + _DEEPER
+    )
     limits = DraftLimits(depth, spec.max_tree_nodes, spec.num_parallel_trees)
     return _Draft(sequence, proposer, 0, limits)
 
@@ -255,12 +262,3 @@ def _rows(
         assert one.cache is not None
         rows.append((one.cache.length, 1 + len(one.tree)))
     return rows
-
-
-def _gain(one: _Draft) -> float:
-    """What the network added to a tree: its promise less that of as many nodes of text."""
-    tree = one.sequence.tree
-    if not tree.tokens:
-        return 0.0
-    text = one.proposer.propose(None, one.sequence.depth_limit, len(tree))
-    return sum(tree.probabilities) - sum(text.probabilities)

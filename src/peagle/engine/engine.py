@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from typing import Final
 
 from torch import Tensor
@@ -13,13 +14,30 @@ from peagle.engine.arranging import TreeArranger
 from peagle.engine.costs import StepCosts
 from peagle.engine.sequence import Sequence
 from peagle.engine.step_seconds import StepSeconds
-from peagle.engine.verification import verify
+from peagle.engine.verification import Walk, verify
 from peagle.errors import OutOfMemoryBudgetError, PeagleError
 from peagle.model.kv_cache import KVCache, pages_for
 from peagle.model.rows import SequenceRows
 from peagle.model.target import StepOutput, TargetModel
 
 DEFAULT_MAX_CONCURRENT: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """What a step decided for an answer that writes.
+
+    Attributes:
+        sequence: The answer.
+        walked: The walk through its tree; None where it failed.
+        logits: `[1 + nodes, vocab]`.
+        features: Features of its rows, if a network drafts.
+    """
+
+    sequence: Sequence
+    walked: Walk | None
+    logits: Tensor
+    features: Tensor | None
 
 
 class Engine:
@@ -88,49 +106,53 @@ class Engine:
             features=any(sequence.drafter is not None for sequence, _ in rows),
         )
         verified = time.perf_counter()
-        advanced, kept = self._decide(rows, output)
-        decided = time.perf_counter()
+        decided, kept = self._decide(rows, output)
+        chosen = time.perf_counter()
         output.commit(kept)
         committed = time.perf_counter()
-        for sequence in advanced:
-            if sequence.finished:
-                self._close(sequence)
+        for one in decided:
+            if one.walked is not None:
+                one.sequence.take(one.walked, one.logits, one.features)
+            if one.sequence.finished:
+                self._close(one.sequence)
         seconds.steps += 1
         seconds.scheduling += scheduled - began - (seconds.drafting - arranging)
         seconds.target += verified - scheduled
-        seconds.choosing += decided - verified
-        seconds.committing += committed - decided
-        seconds.scheduling += time.perf_counter() - committed
-        return advanced
+        seconds.choosing += chosen - verified
+        seconds.committing += committed - chosen
+        seconds.learning += time.perf_counter() - committed
+        return [one.sequence for one in decided]
 
     def _decide(
         self, rows: SequenceOf[tuple[Sequence, SequenceRows]], output: StepOutput
-    ) -> tuple[list[Sequence], list[SequenceOf[int]]]:
+    ) -> tuple[list[_Decided], list[SequenceOf[int]]]:
         """Walk every tree.
 
         Returns:
-            The answers that wrote something or failed, and for each sequence the rows to commit.
+            What was decided for the answers that write, and for every sequence the rows to commit.
         """
+        decided: list[_Decided] = []
         kept: list[SequenceOf[int]] = []
-        advanced = []
         features: SequenceOf[Tensor | None] = output.features or [None] * len(rows)
         for (sequence, part), logits, own in zip(rows, output.logits, features, strict=True):
-            if sequence.prefilling and own is not None:
+            prefilling = sequence.prefilling
+            if prefilling and own is not None:
                 sequence.read_prompt(part, own)
             if part.logits == "none":
                 kept.append(range(len(part.tokens)))
                 continue
-            advanced.append(sequence)
+            walked = None
             try:
                 walked = verify(sequence.tree, logits, sequence.chooser, sequence.stops)
             except PeagleError as error:
                 # One answer that cannot go on must not take the others with it.
                 sequence.error = error
+            decided.append(_Decided(sequence, walked, logits, own))
+            if walked is None:
                 kept.append([])
-                continue
-            kept.append(range(len(part.tokens)) if sequence.prefilling else walked.rows)
-            sequence.take(walked, logits, own)
-        return advanced, kept
+            else:
+                kept.append(range(len(part.tokens)) if prefilling else walked.rows)
+        return decided, kept
 
     def abort(self, sequences: Collection[Sequence]) -> None:
         """Drop answers, wherever they are, and free their memory."""

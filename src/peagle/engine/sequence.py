@@ -10,8 +10,8 @@ from peagle.draft.network.state import DrafterState
 from peagle.draft.proposer import Proposer
 from peagle.draft.tree import CandidateTree, Source
 from peagle.engine.choice import TokenChooser
+from peagle.engine.expectation import Expectation
 from peagle.engine.logprobs import TokenLogprobs, token_logprobs
-from peagle.engine.network_gain import NetworkGain
 from peagle.engine.statistics import SpeculationStatistics
 from peagle.engine.stops import StopRule
 from peagle.engine.verification import Walk
@@ -19,7 +19,7 @@ from peagle.errors import PeagleError
 from peagle.model.kv_cache import SequenceCache
 from peagle.model.rows import SequenceRows
 from peagle.sampling_params import SamplingParams
-from peagle.spec import MAX_DEPTH, ParallelDraftingSpec
+from peagle.spec import ParallelDraftingSpec
 
 
 class Origin(Enum):
@@ -58,9 +58,7 @@ class Sequence:
         drafter: The drafter network's state; None where no network drafts.
         tree: The drafts being verified in this step.
         newest: Tokens that the latest step wrote.
-        network_gain: What the drafter network has been adding to its trees.
-        drafted_depth: Deepest node of the latest tree that the network had a part in.
-        idle: Steps in a row in which its text sources were asked and no node paid.
+        expectation: What its draft tokens have been worth.
         first_token_at: When its first token was written, by `time.perf_counter`; None before.
         last_token_at: The same for its latest.
         error: Why it cannot go on, if it cannot.
@@ -81,9 +79,7 @@ class Sequence:
     drafter: DrafterState | None = None
     tree: CandidateTree = field(default_factory=CandidateTree)
     newest: int = 0
-    network_gain: NetworkGain = field(default_factory=NetworkGain)
-    drafted_depth: int = MAX_DEPTH
-    idle: int = 0
+    expectation: Expectation = field(default_factory=Expectation)
     first_token_at: float | None = None
     last_token_at: float | None = None
     error: PeagleError | None = None
@@ -151,6 +147,8 @@ class Sequence:
             return
         if self.proposer is not None:
             self.proposer.observe(self.tree, walked.accepted)
+            if self.spec.adaptive:
+                self.expectation.observe(self.tree, walked.accepted, walked.emitted)
             self.proposer.extend(walked.emitted)
         if self.drafter is not None and features is not None:
             verified = features[-len(logits) :]

@@ -14,9 +14,9 @@ class StepSeconds:
         trees: Asking the text sources, and sharing the pass out.
         target: Target passes, from the rows to the logits.
         choosing: The target's choices along the trees, and stops.
-        learning: What proposers and drafters learn from the walked paths.
         committing: Storing the walked rows' keys and values.
-        scheduling: Everything else: admitting, gathering rows, closing.
+        learning: What proposers and the drafter learn of the walked paths; closing.
+        scheduling: Admitting answers and gathering rows.
     """
 
     steps: int = 0
@@ -24,8 +24,8 @@ class StepSeconds:
     trees: float = 0.0
     target: float = 0.0
     choosing: float = 0.0
-    learning: float = 0.0
     committing: float = 0.0
+    learning: float = 0.0
     scheduling: float = 0.0
 
     @property
