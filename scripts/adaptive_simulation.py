@@ -136,17 +136,19 @@ class Run:
         return self.tokens / (self.target_s + self.arranging_s)
 
 
-def timed(arranger: TreeArranger) -> list[float]:
-    """Add up what arranging trees takes of the processor, in the list's only entry."""
-    seconds, arrange = [0.0], arranger.arrange
+class timed:
+    """Adds up what a method takes of the processor."""
 
-    def measured(*args: Any, **options: Any) -> None:
-        began = time.thread_time()
-        arrange(*args, **options)
-        seconds[0] += time.thread_time() - began
+    def __init__(self, owner: Any, name: str) -> None:
+        self.seconds = 0.0
+        self.original = original = getattr(owner, name)
 
-    arranger.arrange = measured  # type: ignore[method-assign]
-    return seconds
+        def measured(*args: Any, **options: Any) -> None:
+            began = time.thread_time()
+            original(*args, **options)
+            self.seconds += time.thread_time() - began
+
+        setattr(owner, name, measured)
 
 
 def run(
@@ -190,14 +192,16 @@ def run(
             answer = some[sequences.index(sequence)]["response_token_ids"]
             target.answers[id(sequence.cache)] = [*sequence.prompt_ids, *answer]
         engine.step()
-    target.seconds, arranging = 0.0, timed(engine._arranger)
+    target.seconds = 0.0
+    arranging, learning = timed(engine._arranger, "arrange"), timed(EngineSequence, "take")
     while engine.running:
         engine.step()
+    EngineSequence.take = learning.original
     for one, sequence in zip(some, sequences, strict=True):
         assert sequence.output_ids == one["response_token_ids"]
     written = sum(sequence.statistics.emitted_tokens for sequence in sequences)
     passes = sum(sequence.statistics.target_passes for sequence in sequences)
-    return Run(written, passes, target.seconds, arranging[0])
+    return Run(written, passes, target.seconds, arranging.seconds + learning.seconds)
 
 
 def main() -> None:

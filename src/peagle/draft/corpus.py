@@ -194,6 +194,14 @@ class Corpus:
             found.append((begin, bisect_right(positions, token, begin, high, key=token_at)))
         return found
 
+    def follow_all(self, ranges: Ranges, tokens: Sequence[int]) -> Ranges:
+        """Narrow the ranges of a branch by some tokens."""
+        if len(tokens) >= ORDER:
+            return self.ranges(tokens)
+        for token in tokens:
+            ranges = self.follow(ranges, token)
+        return ranges
+
     def successors(self, ranges: Ranges) -> dict[int, float]:
         """Estimate what follows a context.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from peagle.draft.corpus import Corpus, Ranges
+from peagle.draft.corpus import ORDER, Corpus, Ranges
 from peagle.draft.distributions import LevelDistributions
 from peagle.draft.lookup import Lookup, Matches
 from peagle.draft.mixture import Mixture, MixturePrior
@@ -35,15 +35,16 @@ class Proposer:
         self.mixture = Mixture(prior)
         self.lookup = Lookup(token_ids, prior.longest_match) if spec.lookup else None
         self.corpus = corpus if spec.corpus else None
-        self._ranges = [] if self.corpus is None else self.corpus.ranges(token_ids)
+        # The end of the text, which the corpus is asked about when a tree is wanted.
+        self._ranges: Ranges = []
+        self._unread = list(token_ids[-ORDER:])
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take note of tokens that the target wrote."""
         if self.lookup is not None:
             self.lookup.extend(token_ids)
         if self.corpus is not None:
-            for token in token_ids:
-                self._ranges = self.corpus.follow(self._ranges, token)
+            self._unread.extend(token_ids)
 
     def growing(
         self,
@@ -63,6 +64,9 @@ class Proposer:
             The most probable paths, within the request's limits, as they are taken.
         """
         spec = self.spec
+        if self.corpus is not None:
+            self._ranges = self.corpus.follow_all(self._ranges, self._unread)
+            self._unread.clear()
         matches = {} if self.lookup is None else self.lookup.matches
         return GrowingTree(
             _Branch(self, network, matches, self._ranges, ()),
@@ -79,6 +83,11 @@ class Proposer:
     ) -> CandidateTree:
         """Choose as many draft tokens as the limits allow; the arguments are those of `growing`."""
         return self.growing(network, depth_limit, node_limit).whole()
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the request's text begins to repeat itself."""
+        return self.lookup is not None and self.lookup.repeats
 
     @property
     def longest_match(self) -> int:

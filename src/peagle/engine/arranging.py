@@ -28,10 +28,9 @@ _TRIAL: Final = 2.0
 _DEEPER: Final = 3
 """Levels that the network is asked for beyond the deepest node of the tree before."""
 
-_TELLING_MATCH: Final = 4
 _LONGEST_PAUSE: Final = 3
-"""Where nothing paid, the text sources are asked every 2, 4, … up to 2 to this power steps only,
-unless the text begins to repeat itself for so many tokens."""
+"""Where drafts did not pay, the text sources are asked every 2, 4, … up to 2 to this power steps
+only, unless the text begins to repeat itself."""
 
 
 @dataclass(slots=True, eq=False)
@@ -136,11 +135,18 @@ class TreeArranger:
         most = sum(one.limits.nodes for one in asking)
         seconds = [network_s + one for one in costs.step(_rows(writing, prompts), most)]
         counts, self._rate = allocate(trees, calibrations, seconds, certain)
+        nodes = sum(counts)
+        row_s = (seconds[nodes] - seconds[0]) / max(1, nodes)
         for one, tree, count in zip(asking, trees, counts, strict=True):
             sequence = one.sequence
             expectation = sequence.expectation
-            expectation.idle = 0 if count else expectation.idle + 1
             sequence.tree = tree.tree if len(tree.tree) == count else tree.tree.first(count)
+            # Asking has to bring what it costs, the time of the rows and of the sources.
+            asking_s = costs.per_text_node * (1 + len(tree.tree))
+            surplus = expectation.calibration.promise(sequence.tree) - self._rate * (
+                count * row_s + asking_s
+            )
+            expectation.idle = 0 if surplus > 0 else expectation.idle + 1
             if one.network is not None:
                 expectation.network_depth = max(sequence.tree.depths, default=0)
                 if expectation.comparison_due(one.match):
@@ -154,7 +160,7 @@ class TreeArranger:
             idle == 0
             or one.network is not None
             or self._steps % (1 << min(idle, _LONGEST_PAUSE)) == 0
-            or one.proposer.longest_match >= _TELLING_MATCH
+            or one.proposer.repeats
         )
 
     def _worth_running(

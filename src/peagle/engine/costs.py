@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 BASE_CONTEXT: Final = 256
 """Committed positions behind which passes are measured; shorter contexts count as this long."""
@@ -28,6 +28,7 @@ class CostCurve(BaseModel):
 
     rows: tuple[int, ...] = Field(min_length=1)
     seconds: tuple[_Seconds, ...]
+    _table: list[float] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="after")
     def _is_a_curve(self) -> Self:
@@ -38,6 +39,12 @@ class CostCurve(BaseModel):
         if list(self.seconds) != sorted(self.seconds) or self.seconds[-1] <= 0:
             raise ValueError("seconds fall, or are nothing")
         return self
+
+    def up_to(self, rows: int) -> list[float]:
+        """Seconds of steps over 0, 1, … at least `rows` rows; the list is kept, for speed."""
+        for more in range(len(self._table), rows + 1):
+            self._table.append(self.at(more))
+        return self._table
 
     @classmethod
     def measured(cls, samples: Mapping[int, Sequence[float]]) -> Self:
@@ -114,5 +121,5 @@ class StepCosts(BaseModel):
         for keys, (_, own) in zip(beyond, rows, strict=True):
             fixed += keys * (self.per_key + own * self.per_row_key)
         each = self.per_text_node + self.per_row_key * sum(beyond) / max(1, len(rows))
-        at = self.target.at
-        return [fixed + at(count + more) + more * each for more in range(nodes + 1)]
+        passes = self.target.up_to(count + nodes)[count : count + nodes + 1]
+        return [fixed + seconds + more * each for more, seconds in enumerate(passes)]
