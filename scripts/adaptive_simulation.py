@@ -25,7 +25,6 @@ from rich.table import Table
 from peagle.draft.corpus import Corpus
 from peagle.draft.mixture import MixturePrior
 from peagle.draft.proposer import Proposer
-from peagle.engine.arranging import TreeArranger
 from peagle.engine.choice import TokenChooser
 from peagle.engine.costs import CostCurve, StepCosts
 from peagle.engine.engine import Engine
@@ -136,7 +135,7 @@ class Run:
         return self.tokens / (self.target_s + self.arranging_s)
 
 
-class timed:
+class Timed:
     """Adds up what a method takes of the processor."""
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -193,7 +192,7 @@ def run(
             target.answers[id(sequence.cache)] = [*sequence.prompt_ids, *answer]
         engine.step()
     target.seconds = 0.0
-    arranging, learning = timed(engine._arranger, "arrange"), timed(EngineSequence, "take")
+    arranging, learning = Timed(engine._arranger, "arrange"), Timed(EngineSequence, "take")
     while engine.running:
         engine.step()
     EngineSequence.take = learning.original
