@@ -71,6 +71,7 @@ class RecordedOutput:
 
     def __init__(self, rows: Sequence[SequenceRows], answers: dict[int, list[int]]) -> None:
         self.features: list[torch.Tensor] = []
+        self.planning_s = 0.0
         self.logits = []
         self._rows = rows
         for part in rows:

@@ -117,7 +117,8 @@ class Engine:
                 self._close(one.sequence)
         seconds.steps += 1
         seconds.scheduling += scheduled - began - (seconds.drafting - arranging)
-        seconds.target += verified - scheduled
+        seconds.planning += output.planning_s
+        seconds.target += verified - scheduled - output.planning_s
         seconds.choosing += chosen - verified
         seconds.committing += committed - chosen
         seconds.learning += time.perf_counter() - committed

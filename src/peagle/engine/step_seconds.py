@@ -12,7 +12,8 @@ class StepSeconds:
         steps: How many steps.
         network: Passes of the drafter network.
         trees: Asking the text sources, and sharing the pass out.
-        target: Target passes, from the rows to the logits.
+        planning: Cutting rows into passes, and finding which keys each row reads.
+        target: Target passes, up to the logits.
         choosing: The target's choices along the trees, and stops.
         committing: Storing the walked rows' keys and values.
         learning: What proposers and the drafter learn of the walked paths; closing.
@@ -22,6 +23,7 @@ class StepSeconds:
     steps: int = 0
     network: float = 0.0
     trees: float = 0.0
+    planning: float = 0.0
     target: float = 0.0
     choosing: float = 0.0
     committing: float = 0.0

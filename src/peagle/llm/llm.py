@@ -262,7 +262,9 @@ class LLM:
             self._sequence(prompt_ids, params, spec, seed=seed, index=index, room=room)
             for index in range(params.n)
         ]
-        return Generation(sequences, seed, step=self.step, abort=self.abort)
+        return Generation(
+            sequences, seed, step=self.step, abort=self.abort, seconds=self.engine.seconds
+        )
 
     def _or_more_memory(self, positions: int) -> str:
         """End a remedy with the memory that would do, if it is memory that is lacking."""
