@@ -40,10 +40,8 @@ def main() -> None:
             sequences = [one for generation in generations for one in generation.sequences]
             while any(not one.output_ids for one in sequences):
                 llm.step()
-            before, written = (
-                copy(llm.engine.seconds),
-                sum(len(one.output_ids) for one in sequences),
-            )
+            before = copy(llm.engine.seconds)
+            written = sum(len(one.output_ids) for one in sequences)
             while not all(generation.finished for generation in generations):
                 llm.step()
             spent = llm.engine.seconds.since(before)
