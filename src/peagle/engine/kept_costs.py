@@ -14,7 +14,7 @@ from peagle.catalog.progress import announce
 from peagle.engine.costs import StepCosts
 from peagle.engine.processor import processor_name
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Counts up when what is measured, or how, changes."""
 
 

@@ -126,7 +126,13 @@ def measure_network(drafter: Drafter, budget_s: float) -> CostCurve | None:
             state.observe([1], feature)
         limits = DraftLimits(levels, levels, 1)
         for predicted in drafter.draft(states, [limits] * len(states)):
-            predicted.children(1, ())
+            # Asked about a path, as a tree asks: a deep level may be worked out only then.
+            path: tuple[int, ...] = ()
+            for depth in range(1, predicted.levels + 1):
+                ids, _ = predicted.children(depth, path)
+                if not ids:
+                    break
+                path = (*path, ids[0])
 
     opened: list[DrafterState] = []
     passes: dict[str, Callable[[], None]] = {}

@@ -126,16 +126,20 @@ class BranchDistributions:
 
     def _scored(self, depth: int) -> "_Level":
         """Choose the tokens of a level that are scored anew."""
-        logits = self._logits[depth - 1]
-        best, ids = logits.topk(min(SCORED_TOKENS, len(logits)))
-        # What the others weigh; numerically, a difference of two sums may come out below zero.
-        all_of_them, these = float(logits.logsumexp(-1)), float(best.logsumexp(-1))
-        rest = -math.expm1(min(these - all_of_them, 0.0))
+        logits: npt.NDArray[np.float32] = self._logits[depth - 1].cpu().numpy()
+        some = max(0, len(logits) - SCORED_TOKENS)
+        ids = np.argpartition(logits, some)[some:] if some else np.arange(len(logits))
+        ids.sort()
+        highest = float(logits.max())
+        weights = np.exp(logits - highest)
+        # What the others weigh; rounding may bring the difference below zero.
+        rest = float(weights.sum()) - float(weights[ids].sum()) if some else 0.0
+        drafts = torch.from_numpy(ids).to(self._ids.device)
         return _Level(
-            ids=self._ids[ids].cpu().numpy(),
-            logits=best.cpu().numpy(),
-            others=all_of_them + math.log(rest) if rest > 0 else -math.inf,
-            out=self._head.out(ids),
+            ids=self._ids[drafts].cpu().numpy(),
+            logits=logits[ids],
+            others=highest + math.log(rest) if rest > 0 else -math.inf,
+            out=self._head.out(drafts),
             gate=self._gates[depth - 1].cpu().numpy(),
         )
 
@@ -145,7 +149,7 @@ class _Level:
     """The tokens of one level that are scored anew for each token before.
 
     Attributes:
-        ids: Their target ids, by falling logit.
+        ids: Their target ids.
         logits: Their logits without the token before.
         others: Log of the summed exponents of all other tokens.
         out: Their rows of `W2`, `[tokens, rank]`.
