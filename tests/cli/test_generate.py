@@ -39,7 +39,20 @@ def test_json_is_one_object_with_the_documented_keys(peagle: Run, smollm2: LLM) 
         "acceptance_length",
         "acceptance_by_depth",
     }
-    assert set(found["timing"]) == {"load_s", "ttft_s", "decode_s", "tokens_per_s"}
+    assert set(found["timing"]) == {"load_s", "ttft_s", "decode_s", "tokens_per_s", "step_ms"}
+    assert set(found["timing"]["step_ms"]) == {
+        "network",
+        "trees",
+        "planning",
+        "target",
+        "choosing",
+        "committing",
+        "learning",
+        "scheduling",
+        "detokenizing",
+    }
+    assert found["timing"]["step_ms"]["target"] > 0
+    assert found["timing"]["step_ms"]["detokenizing"] > 0
     passes = found["speculation"]["target_passes"]
     assert found["speculation"]["acceptance_length"] == pytest.approx(19 / passes)
 

@@ -3,7 +3,6 @@
 import pytest
 
 from peagle.evaluate import row_check
-from peagle.evaluate.pass_cost import pass_costs
 from peagle.evaluate.row_check import check_rows
 from peagle.model.invariance import RowLadder
 from peagle.quantization import Quantization
@@ -42,11 +41,3 @@ def test_row_counts_that_disagree_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(type(target.weights.head), "__call__", dependent)
     monkeypatch.setattr(target.planner, "ladder", RowLadder((16, 32)))
     assert check_rows(target).differing > 0
-
-
-def test_costs_are_given_for_each_row_count() -> None:
-    target = random_target()
-    costs = pass_costs(target, (1, 16, 100), context=64)
-    assert [cost.rows for cost in costs] == [1, 16, 100]
-    assert costs[2].passes == -(-100 // target.rows_per_pass)
-    assert all(cost.seconds > 0 for cost in costs)

@@ -9,8 +9,12 @@ from peagle.cli.options import DEFAULT_MODEL, DeviceOption, ModelOption
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+    from rich.table import Table
+
+    from peagle.engine.costs import CostCurve
 
 _BROKEN: Final = 1
+_MEASURING_S: Final = 3.0
 
 
 def doctor(
@@ -30,8 +34,9 @@ def doctor(
     from rich.table import Table
 
     from peagle.catalog import resolve
+    from peagle.engine.costs import BASE_CONTEXT
+    from peagle.engine.measuring import measure_target
     from peagle.evaluate.machine import describe_machine, memory_bandwidth
-    from peagle.evaluate.pass_cost import pass_costs
     from peagle.evaluate.row_check import check_rows
     from peagle.model.loading import choose_device, load_target
 
@@ -83,17 +88,14 @@ def doctor(
                 f"Row invariance [green]holds[/green]: {check.compared} rows, at every place of "
                 f"passes of up to {check.largest_pass} rows, equal plain decoding bit for bit."
             )
-        costs = Table(box=None, padding=(0, 2, 0, 0))
-        for heading in ("rows", "passes", "ms", "tokens/s if all were accepted"):
-            costs.add_column(heading, justify="right")
-        for cost in pass_costs(target):
-            costs.add_row(
-                f"{cost.rows}",
-                f"{cost.passes}",
-                f"{cost.seconds * 1000:.1f}",
-                f"{cost.rows / cost.seconds:.0f}",
-            )
-        console.print(costs)
+        costs = measure_target(target, _MEASURING_S)
+        console.print(f"A target pass behind {BASE_CONTEXT} tokens, by its rows:")
+        console.print(_curve(costs.target))
+        console.print(
+            f"Each further answer in a pass costs {costs.per_sequence * 1000:.2f} ms more, each "
+            f"further 1000 tokens of its context {costs.per_key * 1e6:.1f} ms, and "
+            f"{costs.per_row_key * 1e6:.2f} ms for each of its rows."
+        )
         # An embedding is looked up, not read whole.
         reading = sum(product.weight_bytes for product in target.weights.products()) / bandwidth
         console.print(f"Reading the weights once takes {reading * 1000:.1f} ms at this bandwidth.")
@@ -109,6 +111,26 @@ def _checked(dtype: str, quantization: str, usual: str) -> list[tuple[str, str]]
         return [(dtype, quantization)]
     plain = [(each, "none") for each in DTYPES]
     return [*plain, ("auto", usual)] if quantization == "auto" and usual != "none" else plain
+
+
+def _curve(curve: "CostCurve") -> "Table":
+    """Show a cost curve, and from which probability on draft tokens pay for an answer alone."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("rows", "ms", "tokens/s if all were accepted", "draft tokens pay from"):
+        table.add_column(heading, justify="right")
+    one = curve.at(1)
+    for rows, seconds in zip(curve.rows, curve.seconds, strict=True):
+        # Expected tokens 1 + p (rows - 1) over these seconds, against one token over one row's.
+        least = (seconds / one - 1) / (rows - 1) if rows > 1 else 0.0
+        table.add_row(
+            f"{rows}",
+            f"{seconds * 1000:.1f}",
+            f"{rows / seconds:.0f}",
+            "" if rows == 1 else "never" if least >= 1 else f"{least:.0%} each",
+        )
+    return table
 
 
 def _show(progress: "Progress", bar: "TaskID", done: int, total: int) -> None:

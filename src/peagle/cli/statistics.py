@@ -35,6 +35,7 @@ def as_object(result: Result, llm: LLM) -> dict[str, Any]:
             "ttft_s": result.timing.ttft_s,
             "decode_s": result.timing.decode_s,
             "tokens_per_s": result.timing.tokens_per_s,
+            "step_ms": step_ms(result),
         },
         "seed": result.seed,
     }
@@ -59,7 +60,21 @@ def as_table(result: Result, llm: LLM) -> Table:
         "load": f"{llm.load_s:.2f} s",
         "first token": f"{timing.ttft_s * 1000:.0f} ms",
         "speed": f"{timing.tokens_per_s:.1f} tokens/s",
+        "a step": _step_line(result),
     }
     for name, value in rows.items():
         table.add_row(f"[dim]{name}[/dim]", value)
     return table
+
+
+def step_ms(result: Result) -> dict[str, float]:
+    """Give the mean milliseconds of a step, by what they were spent on."""
+    timing = result.timing
+    spent = {**timing.steps.parts(), "detokenizing": timing.detokenizing_s}
+    return {name: 1000 * seconds / max(1, timing.steps.steps) for name, seconds in spent.items()}
+
+
+def _step_line(result: Result) -> str:
+    parts = step_ms(result)
+    each = ", ".join(f"{name} {ms:.2f}" for name, ms in parts.items())
+    return f"{sum(parts.values()):.2f} ms: {each}"

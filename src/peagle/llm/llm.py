@@ -17,6 +17,8 @@ from peagle.draft.proposer import Proposer
 from peagle.draft.storage import read_network_weights
 from peagle.engine.choice import TokenChooser
 from peagle.engine.engine import DEFAULT_MAX_CONCURRENT, Engine
+from peagle.engine.kept_costs import file_state, kept_costs
+from peagle.engine.measuring import measure_step_costs
 from peagle.engine.sequence import Sequence as EngineSequence
 from peagle.engine.stops import StopRule
 from peagle.errors import InvalidRequestError
@@ -128,9 +130,11 @@ class LLM:
             # The catalog's method is that of its own drafter, or of none.
             usual.pop("method", None)
         self._catalog_spec = ParallelDraftingSpec.model_validate(usual)
+        self._measured_files = (resolved.files, chosen, table)
         self._lock = threading.Lock()
         self.spec = ParallelDraftingSpec()
         self.spec = self._effective_spec(told, parallel_drafting=parallel_drafting)
+        self._know_costs(self.spec)
         self.load_s = time.perf_counter() - started
 
     @property
@@ -266,7 +270,9 @@ class LLM:
             self._sequence(prompt_ids, params, spec, seed=seed, index=index, room=room)
             for index in range(params.n)
         ]
-        return Generation(sequences, seed, step=self.step, abort=self.abort)
+        return Generation(
+            sequences, seed, step=self.step, abort=self.abort, seconds=self.engine.seconds
+        )
 
     def _or_more_memory(self, positions: int) -> str:
         """End a remedy with the memory that would do, if it is memory that is lacking."""
@@ -310,8 +316,33 @@ class LLM:
             else Proposer(prompt_ids, spec=spec, corpus=self._corpus, prior=self._prior),
         )
 
+    def _know_costs(self, spec: ParallelDraftingSpec) -> None:
+        """Find out what steps cost here, once, when the first adaptive trees are wanted."""
+        engine = self.engine
+        if spec.method == "none" or not spec.adaptive or engine.costs is not None:
+            return
+        model, drafter, corpus = self._measured_files
+        engine.costs = kept_costs(
+            {
+                "model": file_state(model),
+                "drafter": file_state(drafter),
+                "corpus": file_state(corpus),
+                "dtype": str(self.target.dtype),
+                "device": str(self.target.device),
+                "rows_per_pass": self.target.rows_per_pass,
+            },
+            lambda: measure_step_costs(
+                self.target,
+                engine.drafter,
+                corpus=self._corpus,
+                prior=self._prior,
+            ),
+        )
+
     def _add(self, sequences: Sequence[EngineSequence]) -> None:
         with self._lock:
+            for sequence in sequences:
+                self._know_costs(sequence.spec)
             for sequence in sequences:
                 self.engine.add(sequence)
 

@@ -1,5 +1,6 @@
 """The target model: rows in; logits, features and a way to commit rows out."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -27,11 +28,13 @@ class StepOutput:
         features: For each sequence the tapped residual streams `[rows, taps * hidden]`; empty if
             they were not asked for.
         step: The rows, to be committed.
+        planning_s: Seconds that went into planning the passes, before the first of them.
     """
 
     logits: list[torch.Tensor]
     features: list[torch.Tensor]
     step: PlannedStep
+    planning_s: float = 0.0
 
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
         """Keep the rows of one path for each sequence (`PlannedStep.commit`)."""
@@ -118,7 +121,9 @@ class TargetModel:
         Returns:
             Logits and features, row for row the same bits whatever else is in the step.
         """
+        began = time.perf_counter()
         step = self.planner.plan(cache, rows)
+        planned = time.perf_counter()
         outputs = [self._run(one, features) for one in step.passes]
         residual = _joined([residual for residual, _ in outputs])
         split = [len(part.tokens) for part in rows]
@@ -128,6 +133,7 @@ class TargetModel:
             if features
             else [],
             step=step,
+            planning_s=planned - began,
         )
 
     def _run(self, one: Pass, features: bool) -> tuple[torch.Tensor, torch.Tensor]:
