@@ -116,7 +116,6 @@ def bench(
 
     from peagle.catalog import resolve, resolve_drafter
     from peagle.evaluate.bench.contenders import OFF, OWN, choose_concurrencies, own_name
-    from peagle.evaluate.bench.environments import is_made
     from peagle.evaluate.bench.plan import (
         Sources,
         available_quantizations,
@@ -126,9 +125,8 @@ def bench(
         peer_contenders,
         server_contender,
     )
-    from peagle.evaluate.bench.schedule import schedule
-    from peagle.evaluate.bench.services import ServicePool, build_service, named
-    from peagle.evaluate.machine import describe_machine
+    from peagle.evaluate.bench.results import sum_up
+    from peagle.evaluate.bench.services import ServicePool, build_service
 
     can = available_quantizations()
     ways = choose_names(quantizations, ["none", "int8", "int4"], can, "quantizations",
@@ -145,18 +143,9 @@ def bench(
     check_method(sources.peagle, "peagle", "drafter")
     check_method(sources.eagle3, "eagle3", "eagle3")
     if configurations is None:
-        left_out = [name for name in own if sources.lacking(name) is not None]
-        own = [name for name in own if name not in left_out]
-        _say_left_out(console, left_out, "there is no drafter or corpus for them")
+        own = _possible(own, sources, console)
     if peers is None:
-        left_out = [
-            name for name in known
-            if not is_made(PEERS[name].environment)
-            or (PEERS[name].needs == "gguf" and resolved.files.is_dir())
-            or (PEERS[name].drafter and sources.peagle is None)
-        ]  # fmt: skip
-        known = [name for name in known if name not in left_out]
-        _say_left_out(console, left_out, "they are not set up (--setup-peers) or cannot read this")
+        known = _set_up_already(known, resolved, sources, console)
     asked, encode, eos = _read_prompts(resolved, prompts, per_category, max_tokens)
     concurrencies = choose_concurrencies(concurrency, len(asked))
     used = threads or _cores()
@@ -183,8 +172,7 @@ def bench(
         lambda spec: build_service(spec, threads=used, log_folder=output / "logs", encode=encode),
         asked[:1],
     )
-    machine = describe_machine()
-    setting: dict[str, Any] = {
+    setting = {
         "model": resolved.name,
         "prompts_file": str(prompts) if prompts else "bundled",
         "concurrencies": concurrencies,
@@ -196,12 +184,8 @@ def bench(
         "eagle3": _said(sources.eagle3),
         "corpus": _said(sources.corpus),
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            name: getattr(machine, name) for name in type(machine).__dataclass_fields__
-        } | {"threads": used},
-    }  # fmt: skip
-    from peagle.evaluate.bench.results import sum_up
-
+        "machine": _machine(used),
+    }
     measured = _measure(pool, contenders, asked, console, output, concurrencies, repetitions)
     results = sum_up(
         measured.cells, contenders, asked, baseline=chosen_baseline, setting=setting,
@@ -227,6 +211,39 @@ def _set_up(names: list[str]) -> None:
         with console.status(f"Installing {wanted} (this may take minutes)"):
             folder = make_environment(environment)
         console.print(f"{environment}: {folder}")
+
+
+def _possible(names: list[str], sources: "Sources", console: Any) -> list[str]:
+    """Leave out what there is no drafter or corpus for."""
+    left_out = [name for name in names if sources.lacking(name) is not None]
+    _say_left_out(console, left_out, "there is no drafter or corpus for them")
+    return [name for name in names if name not in left_out]
+
+
+def _set_up_already(
+    names: list[str], resolved: "ResolvedModel", sources: "Sources", console: Any
+) -> list[str]:
+    """Leave out what has no environment or cannot read the model."""
+    from peagle.evaluate.bench.contenders import PEERS
+    from peagle.evaluate.bench.environments import is_made
+
+    left_out = [
+        name
+        for name in names
+        if not is_made(PEERS[name].environment)
+        or (PEERS[name].needs == "gguf" and resolved.files.is_dir())
+        or (PEERS[name].drafter and sources.peagle is None)
+    ]
+    _say_left_out(console, left_out, "they are not set up (--setup-peers) or cannot read this")
+    return [name for name in names if name not in left_out]
+
+
+def _machine(threads: int) -> dict[str, Any]:
+    from peagle.evaluate.machine import describe_machine
+
+    machine = describe_machine()
+    fields = {name: getattr(machine, name) for name in type(machine).__dataclass_fields__}
+    return fields | {"threads": threads}
 
 
 def _say_left_out(console: Any, names: list[str], why: str) -> None:

@@ -105,7 +105,7 @@ class OpenAIServer:
                     return
                 try:
                     ended.put(self._ask(prompt))
-                except Exception as error:  # noqa: BLE001  (raised where it is waited for)
+                except Exception as error:
                     ended.put(error)
 
         for _ in range(concurrency):

@@ -1,5 +1,6 @@
 """A contender's process: started with its own Python, spoken to in JSON lines."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -196,14 +197,10 @@ class ProcessService:
 
 
 def _quietly(act: Callable[[], None]) -> None:
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         act()
-    except psutil.NoSuchProcess:
-        pass
 
 
 def _close(stream: IO[str]) -> None:
-    try:
+    with contextlib.suppress(BrokenPipeError):
         stream.close()
-    except BrokenPipeError:
-        pass

@@ -82,7 +82,11 @@ class ServicePool:
         warm_up: Sequence[BenchPrompt],
     ) -> None:
         self._contenders = contenders
-        self._services = {one.service.name: build(one.service) for one in contenders}
+        # Servers first: that one cannot be reached is known before anything is loaded.
+        specs = sorted(
+            (one.service for one in contenders), key=lambda spec: spec.environment != SERVER
+        )
+        self._services = {spec.name: build(spec) for spec in specs}
         self._warm_up = [
             BenchPrompt(one.id, one.category, one.messages, one.token_ids,
                         min(_WARM_UP_TOKENS, one.max_tokens))

@@ -5,8 +5,10 @@ Requests: `{"do": "load", …settings}`, `{"do": "answer", "prompts": […], "co
 Times are seconds of this process's monotonic clock.
 """
 
+import contextlib
 import json
 import os
+import resource
 import sys
 import time
 import traceback
@@ -176,10 +178,8 @@ def one_after_another(
 
 def restart_peak() -> None:
     """Forget the peak memory so far, where the system can (Linux)."""
-    try:
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        pass
 
 
 def peak_bytes() -> int:
@@ -190,8 +190,6 @@ def peak_bytes() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    import resource
-
     # Kilobytes, except on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -22,6 +22,7 @@ class LlamaCpp:
             n_threads_batch=settings["threads"],
             # Prompt lookup reads the logits of every position it verifies.
             logits_all=settings["lookup"],
+            # Two draft tokens are what the package's documentation advises for CPUs.
             draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2)
             if settings["lookup"]
             else None,
@@ -54,9 +55,8 @@ class LlamaCpp:
         self._llama.reset()
         self._llama.n_tokens = 0
         self._passes = 0
-        count = 0
-        for token in self._llama.generate(prompt["token_ids"], top_k=1, temp=0.0, min_p=0.0):
-            count += 1
+        written = self._llama.generate(prompt["token_ids"], top_k=1, temp=0.0, min_p=0.0)
+        for count, token in enumerate(written, 1):
             yield [token], self._passes - 1
             if token in self._eos or count == prompt["max_tokens"]:
                 return

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
-from peagle import LLM, SamplingParams
-from peagle.llm import Generation
+import torch
+
+from peagle import SamplingParams
+from peagle.llm import LLM, Generation
 
 from .loop import Prompt, Recorder, Settings, closed_loop, serve
 
@@ -12,8 +14,6 @@ class OurEngine:
     """Answers with the drafting specification that each request names."""
 
     def __init__(self, settings: Settings) -> None:
-        import torch
-
         torch.set_num_threads(settings["threads"])
         self._llm = LLM(
             settings["model"],
@@ -25,11 +25,7 @@ class OurEngine:
 
     def about(self) -> Settings:
         """Say what the weights are."""
-        import torch
-
-        from peagle.model.target import TargetModel
-
-        target: TargetModel = self._llm.target
+        target = self._llm.target
         return {"torch": torch.__version__, "dtype": str(target.dtype).removeprefix("torch.")}
 
     def answer(
