@@ -4,7 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,17 +18,17 @@ PROMPTS = [
 
 
 class _Handler(BaseHTTPRequestHandler):
-    asked: list[dict[str, Any]] = []
-    usage: dict[str, int] | None = {"completion_tokens": 5}
+    asked: ClassVar[list[dict[str, Any]]] = []
+    usage: ClassVar[dict[str, int] | None] = {"completion_tokens": 5}
     broken = False
 
     def log_message(self, *_: Any) -> None:
         """Stay quiet."""
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self._reply(200, json.dumps({"data": [{"id": "first"}, {"id": "second"}]}))
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         type(self).asked.append(body)
         if self.broken:
@@ -56,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[tuple[str, type[_Handler]]]:
     class Fresh(_Handler):
-        asked: list[dict[str, Any]] = []
+        asked: ClassVar[list[dict[str, Any]]] = []
 
     running = ThreadingHTTPServer(("127.0.0.1", 0), Fresh)
     thread = threading.Thread(target=running.serve_forever, daemon=True)
@@ -101,8 +101,8 @@ def test_errors_of_a_server(server: tuple[str, type[_Handler]]) -> None:
     url, handler = server
     with pytest.raises(PeerError, match="it serves first, second, not third"):
         OpenAIServer(url, words, model="third").start()
-    with pytest.raises(PeerError, match="does not list models|it answered"):
-        handler.do_GET = lambda self: self._reply(200, "hello")  # type: ignore[method-assign]
+    handler.do_GET = lambda self: self._reply(200, "hello")  # type: ignore[method-assign]
+    with pytest.raises(PeerError, match="does not list models"):
         OpenAIServer(url, words).start()
     handler.broken = True
     with pytest.raises(PeerError, match="it answered 500 to a: out of order"):
