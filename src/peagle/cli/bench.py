@@ -337,12 +337,13 @@ def _measure(
     from peagle.errors import PeagleError
     from peagle.evaluate.bench.run import Measured, measure
     from peagle.evaluate.bench.schedule import schedule
+    from peagle.train.interruption import sigterm_as_ctrl_c
 
     measured = Measured()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/"
                "{task.total}"), TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=console, transient=True,
-                  disable=not console.is_terminal) as progress:  # fmt: skip
+                  disable=not console.is_terminal) as progress, sigterm_as_ctrl_c():  # fmt: skip
         try:
             services = len({one.service.name for one in contenders})
             starting = progress.add_task("Starting", total=services)

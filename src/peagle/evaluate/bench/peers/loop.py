@@ -82,8 +82,12 @@ def serve(load: Callable[[Settings], Engine]) -> None:
     os.dup2(2, 1)
 
     def emit(event: Settings) -> None:
-        events.write(json.dumps(event, separators=(",", ":")) + "\n")
-        events.flush()
+        try:
+            events.write(json.dumps(event, separators=(",", ":")) + "\n")
+            events.flush()
+        except BrokenPipeError:
+            # The measuring client has gone.
+            os._exit(1)
 
     engine: Engine | None = None
     for line in sys.stdin:
