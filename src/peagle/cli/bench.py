@@ -13,9 +13,9 @@ from peagle.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from peagle.catalog import ResolvedModel
+    from peagle.evaluate.bench.answer import BenchPrompt
     from peagle.evaluate.bench.contenders import Contender
     from peagle.evaluate.bench.plan import Sources
-    from peagle.evaluate.bench.prompts import BenchPrompt
     from peagle.evaluate.bench.results import Results
     from peagle.evaluate.bench.run import Measured
     from peagle.evaluate.bench.services import ServicePool
@@ -407,7 +407,7 @@ def _show(results: "Results", output: Path, *, as_json: bool) -> None:
         for text in tables(results):
             table = Table(title=text.title, title_justify="left", box=None, padding=(0, 2, 0, 0))
             for place, heading in enumerate(text.headings):
-                table.add_column(heading, justify="right" if place else "left")
+                table.add_column(heading, justify="right" if place else "left", overflow="fold")
             for row in text.rows:
                 table.add_row(*row)
             console.print(table)

@@ -29,9 +29,7 @@ class Transformers:
 
     def __init__(self, settings: Settings) -> None:
         torch.set_num_threads(settings["threads"])
-        self._model = AutoModelForCausalLM.from_pretrained(
-            settings["model"], dtype=torch.bfloat16
-        ).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.bfloat16)
         self._eos = settings["eos_token_ids"]
 
     def about(self) -> Settings:
