@@ -117,8 +117,8 @@ def own_contenders(
     wanted = [OFF, *(name for name in names if name != OFF)] if names else []
     found = []
     for quantization in quantizations:
-        precision: dict[str, Any] = (
-            {"quantization": quantization} if len(can) > 1 else {"dtype": "bfloat16"}
+        precision = (
+            {"dtype": "bfloat16"} if quantization == "none" else {"quantization": quantization}
         )
         for name in wanted:
             spec = OWN[name]
