@@ -9,7 +9,6 @@ def test_latencies_of_an_answer() -> None:
     # One token, then two, two and one.
     assert [count for _, count in one.arrivals] == [1, 2, 2, 1]
     assert one.tokens == 6
-    assert one.later_tokens == 5
     assert one.ttft_s == pytest.approx(0.5)
     assert one.end_to_end_s == pytest.approx(2.0)
     assert one.gaps_s == pytest.approx([0.5, 0.5, 0.5])

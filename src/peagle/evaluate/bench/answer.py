@@ -60,11 +60,6 @@ class Answer:
         return self.arrivals[-1][0] - self.sent
 
     @property
-    def later_tokens(self) -> int:
-        """Tokens after those that came first."""
-        return self.tokens - self.arrivals[0][1]
-
-    @property
     def gaps_s(self) -> list[float]:
         """Seconds of silence between tokens that did not come together."""
         return [

@@ -1,7 +1,7 @@
 """A peer's side of the protocol: one JSON object a line, requests in and events out.
 
-Requests: `{"do": "load", …settings}`, `{"do": "answer", "prompts": […], "concurrency": n, …}` and
-`{"do": "quit"}`. Events: `loaded`, `answer` (one for each prompt, as it ends), `done` and `error`.
+Requests: `{"do": "load", …settings}` and `{"do": "answer", "prompts": […], "concurrency": n, …}`;
+the end of the input ends the process. Events: `loaded`, `answer` (one for each prompt, as it ends), `done` and `error`.
 Times are seconds of this process's monotonic clock.
 """
 
@@ -93,8 +93,6 @@ def serve(load: Callable[[Settings], Engine]) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         what = request.pop("do")
-        if what == "quit":
-            break
         try:
             if what == "load":
                 engine = load(request)
