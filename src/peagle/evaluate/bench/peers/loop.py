@@ -1,8 +1,8 @@
 """A peer's side of the protocol: one JSON object a line, requests in and events out.
 
 Requests: `{"do": "load", …settings}` and `{"do": "answer", "prompts": […], "concurrency": n, …}`;
-the end of the input ends the process. Events: `loaded`, `answer` (one for each prompt, as it ends), `done` and `error`.
-Times are seconds of this process's monotonic clock.
+the end of the input ends the process. Events: `loaded`, `answer` (one for each prompt, as it ends),
+`done` and `error`. Times are seconds of this process's monotonic clock.
 """
 
 import contextlib
