@@ -286,7 +286,7 @@ def compare(arguments: argparse.Namespace) -> None:
     """Compare a run of vLLM with ours, print the table, and exit with 1 if they disagree."""
     asked = json.loads(arguments.ours.read_text("utf-8"))
     run = json.loads(arguments.vllm.read_text("utf-8"))
-    drafter = arguments.drafter or resolve(arguments.model).drafter
+    drafter = arguments.drafter or resolve(arguments.model).drafter("peagle")
     llm = LLM(arguments.target, drafter=drafter, dtype=run["dtype"])
     network = llm.engine.drafter and llm.engine.drafter.network
     if not isinstance(network, PEagleNetwork):

@@ -2,7 +2,8 @@
 
 Every answer is first written by a plain loop (one token at a time over a fresh cache), then by the
 engine with every kind of drafts, sixteen prompts mixed in a batch and some one at a time. Greedy,
-and at temperature 0.8 with seeds 1, 2 and 3; in bfloat16 and float32.
+and at temperature 0.8 with seeds 1, 2 and 3; in bfloat16 and float32, or also in int8 and int4.
+Networks are the catalog's; a model without one for a method gets one with random weights.
 
     python scripts/lossless_matrix.py [--max-tokens N] [--dtypes bfloat16 float32] [--part 1/2]
                                       [--output FILE]
@@ -12,34 +13,57 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
 from peagle import LLM, SamplingParams
+from peagle.catalog import resolve
+from peagle.draft.loading import open_drafter
+from peagle.draft.network.drafter import Drafter
 from peagle.draft.untrained import random_drafter
 from peagle.evaluate.machine import describe_machine
 from peagle.evaluate.oracle import OracleProposer
 from peagle.evaluate.plain import PlainDecoder
 from peagle.evaluate.workload import WorkloadPrompt, read_workload
+from peagle.quantization import QUANTIZATIONS
+from peagle.spec import METHOD_TITLES, NetworkMethod
 
 BATCH = 16
 ALONE = 4
+KV_CACHE_BYTES = 1 << 30
 SAMPLINGS = {"greedy": {}} | {
     f"temperature 0.8, seed {seed}": {"temperature": 0.8, "seed": seed} for seed in (1, 2, 3)
 }
 TREE = {"adaptive": False}
 DRAFTS = {
     "none": {"method": "none"},
-    "random P-EAGLE": {"method": "peagle", "lookup": False, "corpus": False, **TREE},
-    "random EAGLE-3": {"method": "eagle3", "lookup": False, "corpus": False, **TREE},
+    "P-EAGLE": {"method": "peagle", "lookup": False, "corpus": False, **TREE},
+    "EAGLE-3": {"method": "eagle3", "lookup": False, "corpus": False, **TREE},
     "lookup + corpus": {"method": "lookup", **TREE},
-    "all": {"method": "peagle", **TREE},
+    "P-EAGLE, lookup + corpus": {"method": "peagle", **TREE},
+    "EAGLE-3, lookup + corpus": {"method": "eagle3", **TREE},
     "oracle": {"method": "lookup", **TREE},
     "oracle, wrong at depths 2 and 5": {"method": "lookup", **TREE},
 }
 CORRUPTED = {"oracle": (), "oracle, wrong at depths 2 and 5": (2, 5)}
+
+
+def open_networks(llm: LLM, files: Mapping[NetworkMethod, Path]) -> dict[NetworkMethod, Drafter]:
+    """Open the catalog's drafter for each method, or make one with random weights."""
+    networks: dict[NetworkMethod, Drafter] = {}
+    for method in ("peagle", "eagle3"):
+        if method in files:
+            fingerprint = llm.tokenizer.fingerprint()
+            networks[method] = open_drafter(
+                files[method], llm.target, fingerprint, budget=KV_CACHE_BYTES
+            )
+        else:
+            networks[method] = random_drafter(llm.target, method=method, draft_vocab_size=6000)
+            print(f"{llm.name} has no {METHOD_TITLES[method]} drafter: random weights instead")
+    return networks
 
 
 def answers_of(
@@ -90,17 +114,19 @@ def main() -> None:
     mixed = [k for start in range(5) for k in range(start, len(workload), 5)]
     batches = [mixed[k : k + BATCH] for k in range(0, len(mixed), BATCH)]
     batches += [[k] for k in range(0, len(workload), max(1, len(workload) // ALONE))]
+    files = resolve(arguments.model).drafters
     rows = []
     started = time.perf_counter()
     with Progress(console=Console(stderr=True)) as progress:
         steps = len(arguments.dtypes) * len(SAMPLINGS) * len(workload) * (2 + len(DRAFTS))
         bar = progress.add_task("Lossless matrix", total=steps)
         for dtype in arguments.dtypes:
-            llm = LLM(arguments.model, dtype=dtype)
-            networks = {
-                method: random_drafter(llm.target, method=method, draft_vocab_size=6000)
-                for method in ("peagle", "eagle3")
-            }
+            llm = (
+                LLM(arguments.model, quantization=dtype)
+                if dtype in QUANTIZATIONS
+                else LLM(arguments.model, dtype=dtype)
+            )
+            networks = open_networks(llm, files)
             written: dict[str, list[list[int]]] = {sampling: [] for sampling in SAMPLINGS}
             for prompt, limit in zip(workload, limits, strict=True):
                 decoder = PlainDecoder(llm, llm.encode(prompt.messages), limit)

@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections import defaultdict
+from copy import copy
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -84,14 +85,13 @@ def main() -> None:
                     counted[kind, where][0] += measured[0]
                     counted[kind, where][1] += measured[1]
 
-            before = llm.engine.seconds
             for number, prompt in enumerate(prompts):
                 kinds = ["plain", "speculative"]
                 for kind in kinds if (run + number) % 2 == 0 else reversed(kinds):
-                    llm.engine.seconds = type(before)()
+                    before = copy(llm.engine.seconds)
                     count(kind, prompt.category, ours(prompt, speculate=kind == "speculative"))
                     if kind == "speculative":
-                        spent = llm.engine.seconds
+                        spent = llm.engine.seconds.since(before)
                         drafting.append(spent.drafting / spent.target)
                 if reference is not None and run == 0:
                     count("transformers", prompt.category, theirs(prompt))

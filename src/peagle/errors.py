@@ -43,3 +43,7 @@ class DownloadError(PeagleError):
 
 class OutOfMemoryBudgetError(PeagleError):
     """A request or a model can never fit in the memory it was given."""
+
+
+class PeerError(PeagleError):
+    """Another program that is measured beside this one failed, or a server did."""

@@ -20,6 +20,9 @@ from peagle.validation import request_error
 NetworkMethod = Literal["peagle", "eagle3"]
 Method = NetworkMethod | Literal["lookup", "none"]
 
+METHOD_TITLES: Final[Mapping[NetworkMethod, str]] = {"peagle": "P-EAGLE", "eagle3": "EAGLE-3"}
+"""What people call the networks."""
+
 MAX_TREE_NODES: Final = 255
 MAX_DEPTH: Final = 32
 """Most draft tokens on a path, and so most levels that a network can be asked for."""

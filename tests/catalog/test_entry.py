@@ -59,8 +59,9 @@ def test_large_entries_say_what_runs_them_and_what_they_need(
     assert entry is not None
     assert entry.engine == engine
     assert entry.needs == ("gpu", "hub")
-    assert entry.drafter is not None
-    assert entry.drafter.lower() == drafter
+    assert {method: found.lower() for method, found in entry.drafters.items()} == {
+        "peagle": drafter
+    }
     assert entry.default_spec.method == "peagle"
 
 
@@ -87,9 +88,16 @@ def test_default_spec_is_dumped_as_it_was_written(tmp_path: Path) -> None:
     [
         ('"lookup"', '"magic"', InvalidRequestError),
         ('"hf:org/one"', '"org/one"', ModelNotFoundError),
-        ('engine = "peagle"', 'engine = "peagle"\ndrafter = "hf:nowhere"', ModelNotFoundError),
+        (
+            'engine = "peagle"',
+            'engine = "peagle"\ndrafters = { peagle = "hf:nowhere" }',
+            ModelNotFoundError,
+        ),
+        ('engine = "peagle"', 'engine = "peagle"\ndrafters = { medusa = "file" }', ValueError),
         ('engine = "peagle"', f'engine = "peagle"\nsha256 = "{"0" * 64}"', ValueError),
         ('"peagle"', '"peagle"\ncolour = "red"', ValueError),
+        ('"peagle"', '"peagle"\nquantization = { cpu = "int3" }', ValueError),
+        ('"peagle"', '"peagle"\nquantization = { tpu = "int8" }', ValueError),
         ("= 100", "= 0", ValueError),
         ('"one"', '"One"', ValueError),
     ],
@@ -98,6 +106,12 @@ def test_wrong_block_is_refused(tmp_path: Path, old: str, new: str, error: type[
     assert old in BLOCK
     with pytest.raises(error):
         read(tmp_path, BLOCK.replace(old, new))
+
+
+def test_quantization_is_told_for_each_kind_of_device(tmp_path: Path) -> None:
+    (entry,) = read(tmp_path, BLOCK + 'quantization = { cpu = "int8" }\n')
+    assert entry.quantization == {"cpu": "int8"}
+    assert read(tmp_path, BLOCK)[0].quantization == {}
 
 
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:

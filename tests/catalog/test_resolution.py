@@ -49,13 +49,16 @@ def test_smollm2_is_fetched_whole_by_its_name() -> None:
     found = catalog.resolve("SmolLM2-135M-Instruct")
     assert found.name == "smollm2-135m-instruct"
     assert found.entry is catalog.entries()[0]
-    assert found.drafter is not None
-    assert found.drafter.name == "smollm2-135m-instruct-peagle.safetensors"
+    assert {method: path.name for method, path in found.drafters.items()} == {
+        method: f"smollm2-135m-instruct-{method}.safetensors" for method in ("peagle", "eagle3")
+    }
+    assert found.drafter() == found.drafters["peagle"]
+    sizes = [path.stat().st_size for path in found.drafters.values()]
     with found.files.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     assert digest == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-    assert found.size_bytes == 98_362_432 + found.drafter.stat().st_size
-    assert found.drafter.stat().st_size < 50e6
+    assert found.size_bytes == 98_362_432 + sum(sizes)
+    assert max(sizes) < 50e6
     assert catalog.is_cached("smollm2")
 
 
@@ -66,15 +69,19 @@ def test_catalog_name_brings_its_entry_and_its_shipped_files(
     data.mkdir()
     (data / "tiny.corpus").write_text("text")
     (data / "tiny.drafter").write_text("12345")
-    entry = tiny_entry(corpus="tiny.corpus", drafter="tiny.drafter")
+    (data / "other.drafter").write_text("123")
+    entry = tiny_entry(
+        corpus="tiny.corpus", drafters={"eagle3": "tiny.drafter", "peagle": "other.drafter"}
+    )
     assert not catalog.is_cached("TINY")
     found = catalog.resolve("TINY")
     assert found.name == "tiny"
     assert found.entry is entry
     assert found.corpus == data / "tiny.corpus"
-    assert found.drafter == data / "tiny.drafter"
+    assert found.drafter() == found.drafter("lookup") == data / "tiny.drafter"
+    assert found.drafter("peagle") == data / "other.drafter"
     assert found.files.is_relative_to(cache_folder)
-    assert found.size_bytes == found.files.stat().st_size + 5
+    assert found.size_bytes == found.files.stat().st_size + 5 + 3
     assert catalog.is_cached("tiny")
 
 
@@ -117,8 +124,8 @@ def test_hub_drafter_is_fetched_with_its_target(
         return tmp_path
 
     monkeypatch.setattr(resolution, "fetch_from_hub", fetch)
-    tiny_entry(drafter="hf:org/tiny-p-eagle")
-    assert catalog.resolve("tiny").drafter == tmp_path
+    tiny_entry(drafters={"peagle": "hf:org/tiny-p-eagle"})
+    assert catalog.resolve("tiny").drafters == {"peagle": tmp_path}
     assert asked == ["hf:org/tiny-p-eagle"]
     assert not catalog.is_cached("tiny")
     assert catalog.resolve_drafter("hf:org/other-p-eagle@main") == tmp_path

@@ -10,6 +10,7 @@ import pytest
 from peagle import LLM
 from peagle.cli.main import main
 from peagle.engine.engine import Engine
+from tests.conftest import FREE
 
 
 @dataclass(frozen=True)
@@ -44,5 +45,6 @@ def cramped(smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """The model with room for 128 tokens of prompt and answer."""
     page = smollm2.engine.kv_cache.bytes_per_page
     engine = Engine(smollm2.target, smollm2.target.new_cache(2 * page))
+    engine.costs = FREE
     monkeypatch.setattr(smollm2, "engine", engine)
     return smollm2

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from peagle import LLM, catalog
+from peagle.draft.formats.writing import export_drafter
+from peagle.draft.storage import load_drafter
 from peagle.evaluate.answers import save_answers
 from peagle.evaluate.recorded import Recorded, read_features
 from tests.cli.conftest import Run
@@ -111,6 +113,28 @@ def test_drafters_and_sources_are_compared(
     assert list(repeated) == ["mine, tree 7", "mine + lookup + corpus, tree 7"]
     for name, one in repeated.items():
         assert one == by_name[name]
+
+
+@pytest.mark.usefixtures("loaded")
+def test_public_folders_are_compared_too(
+    peagle: Run, smollm2: LLM, prompts: Path, drafter: Path, tmp_path: Path
+) -> None:
+    target = smollm2.target
+    config, tensors = load_drafter(drafter)
+    folder = tmp_path / "public"
+    export_drafter(
+        config, tensors, folder, "vllm", target=target.config, embedding=target.weights.embedding
+    )
+    ran = peagle("eval-drafter", "smollm2", "--drafter", str(folder), "--drafter",
+                 f"own={drafter}", "--prompts", str(prompts), "--nodes", "7", "--chain", "3",
+                 "--sources", "network", "--json")  # fmt: skip
+    assert ran.code == 0, ran.err
+    public, own = (
+        [one["all"] for one in json.loads(ran.out)["configurations"] if name in one["name"]]
+        for name in ("public", "own")
+    )
+    assert len(public) == 2
+    assert public == own
 
 
 def test_prompts_are_answered_and_sampled(

@@ -181,7 +181,7 @@ def test_without_a_drafter_the_models_own_is_written(
     ran = peagle(*asked, "--output", str(tmp_path / "a"))
     assert (ran.code, ran.out) == (2, "")
     assert "smollm2 has no drafter of its own" in ran.err
-    own = ResolvedModel("smollm2", exported, drafter=drafter_files["eagle3"][0])
+    own = ResolvedModel("smollm2", exported, drafters={"eagle3": drafter_files["eagle3"][0]})
     monkeypatch.setattr("peagle.catalog.resolve", lambda _: own)
     ran = peagle(*asked, "--output", str(tmp_path / "b"))
     assert (ran.code, ran.err) == (0, "")

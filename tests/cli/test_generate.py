@@ -25,6 +25,7 @@ def test_json_is_one_object_with_the_documented_keys(peagle: Run, smollm2: LLM) 
     assert found["text"] == expected.text
     assert found["token_ids"] == expected.token_ids
     assert found["finish_reason"] == "length"
+    assert (found["quantization"], found["dtype"]) == ("none", "bfloat16")
     assert found["usage"] == {
         "prompt_tokens": len(expected.prompt_token_ids),
         "completion_tokens": 20,
@@ -38,9 +39,32 @@ def test_json_is_one_object_with_the_documented_keys(peagle: Run, smollm2: LLM) 
         "acceptance_length",
         "acceptance_by_depth",
     }
-    assert set(found["timing"]) == {"load_s", "ttft_s", "decode_s", "tokens_per_s"}
+    assert set(found["timing"]) == {"load_s", "ttft_s", "decode_s", "tokens_per_s", "step_ms"}
+    assert set(found["timing"]["step_ms"]) == {
+        "network",
+        "trees",
+        "planning",
+        "target",
+        "choosing",
+        "committing",
+        "learning",
+        "scheduling",
+        "detokenizing",
+    }
+    assert found["timing"]["step_ms"]["target"] > 0
+    assert found["timing"]["step_ms"]["detokenizing"] > 0
     passes = found["speculation"]["target_passes"]
     assert found["speculation"]["acceptance_length"] == pytest.approx(19 / passes)
+
+
+def test_what_was_chosen_is_shown(peagle: Run, smollm2_int8: LLM) -> None:
+    common = ("generate", PROMPT, "--max-tokens", "6", "--quantization", "int8")
+    ran = peagle(*common, "--json", "--stats")
+    found = json.loads(ran.out)
+    expected = smollm2_int8.generate(PROMPT, SamplingParams(max_tokens=6))[0]
+    assert found["token_ids"] == expected.token_ids
+    assert (found["quantization"], found["dtype"]) == ("int8", "bfloat16")
+    assert "int8 (bfloat16 between)" in ran.err
 
 
 def test_without_speculation_the_tokens_are_the_same(peagle: Run) -> None:
@@ -97,11 +121,15 @@ def test_a_file_of_prompts_gives_one_object_a_line(peagle: Run, tmp_path: Path) 
         (("generate", "a", "--seed=-4"), "seed cannot be -4"),
         (("generate", "a", "--spec", "{"), "not valid JSON"),
         (("generate", "a", "--spec", '{"trees": 2}'), "unknown key 'trees'"),
-        (("generate", "a", "--spec", '{"method": "eagle3"}'), 'is for "peagle"'),
         (("generate", "a", "--model", "smollm9"), "There is no model called 'smollm9'"),
         (("generate", "a", "--model", "gpt-oss-20b"), "vLLM engine only"),
         (("generate", "a", "--model", "/no/such.gguf"), "/no/such.gguf"),
         (("generate", "a", "--dtype", "int3"), "dtype cannot be 'int3'"),
+        (("generate", "a", "--quantization", "int3"), "quantization cannot be 'int3'"),
+        (
+            ("generate", "a", "--quantization", "int8", "--dtype", "bfloat16"),
+            "quantization is 'int8', but dtype is 'bfloat16'",
+        ),
         (("generate", "a", "--device", "tpu"), "device cannot be 'tpu'"),
         (("generate", "a", "--drafter", "/no/such"), "/no/such"),
         (("generate", "--prompts", "/no/such.jsonl"), "/no/such.jsonl cannot be read"),

@@ -78,10 +78,11 @@ def test_json_holds_every_field_and_whether_it_is_in_the_cache(
 
 def test_pull_tells_where_the_model_lies_and_its_size(app: typer.Typer) -> None:
     found = catalog.resolve(MODEL)
-    assert found.drafter is not None
-    size = decimal(98_362_432 + found.drafter.stat().st_size)
+    drafters = found.drafters
+    size = decimal(98_362_432 + sum(path.stat().st_size for path in drafters.values()))
     assert output_of(app, "pull", MODEL) == (
-        f"{MODEL} is in the cache: {found.files} ({size})\nIts drafter: {found.drafter}\n"
+        f"{MODEL} is in the cache: {found.files} ({size})\n"
+        f"Its P-EAGLE drafter: {drafters['peagle']}\nIts EAGLE-3 drafter: {drafters['eagle3']}\n"
     )
     described = json.loads(output_of(app, "models", "--json"))
     assert described[0]["cached"] is True

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peagle.draft.tree import CandidateTree, Child, Source, grow
+from peagle.draft.tree import CandidateTree, Child, GrowingTree, Source
 
 
 class Marginals:
@@ -26,6 +26,10 @@ class Marginals:
 
     def child(self, token: int) -> "Marginals":
         return Marginals(self.levels, (*self.path, token))
+
+
+def grown(root: Marginals, *, max_nodes: int, max_roots: int, max_depth: int) -> CandidateTree:
+    return GrowingTree(root, max_nodes=max_nodes, max_roots=max_roots, max_depth=max_depth).whole()
 
 
 def paths_of(tree: CandidateTree) -> list[tuple[int, ...]]:
@@ -58,7 +62,7 @@ def some_levels(seed: int, depth: int = 4, width: int = 5) -> list[dict[int, flo
 @pytest.mark.parametrize("nodes", [1, 7, 15, 40])
 def test_tree_holds_the_most_probable_paths(seed: int, nodes: int) -> None:
     levels = some_levels(seed)
-    tree = grow(Marginals(levels), max_nodes=nodes, max_roots=64, max_depth=9)
+    tree = grown(Marginals(levels), max_nodes=nodes, max_roots=64, max_depth=9)
     best = heapq.nlargest(nodes, all_paths(levels).items(), key=lambda item: item[1])
     assert set(paths_of(tree)) == {path for path, _ in best}
     assert tree.probabilities == pytest.approx([probability for _, probability in best])
@@ -69,7 +73,7 @@ def test_tree_holds_the_most_probable_paths(seed: int, nodes: int) -> None:
 def test_limits_hold_and_parents_precede_children(
     seed: int, nodes: int, roots: int, depth: int
 ) -> None:
-    tree = grow(Marginals(some_levels(seed)), max_nodes=nodes, max_roots=roots, max_depth=depth)
+    tree = grown(Marginals(some_levels(seed)), max_nodes=nodes, max_roots=roots, max_depth=depth)
     assert 1 <= len(tree) <= nodes
     assert 1 <= tree.parents.count(-1) <= roots
     assert all(parent < node for node, parent in enumerate(tree.parents))
@@ -81,29 +85,54 @@ def test_limits_hold_and_parents_precede_children(
 
 def test_few_roots_are_the_most_probable_ones() -> None:
     levels = [{1: 0.4, 2: 0.3, 3: 0.2, 4: 0.1}]
-    tree = grow(Marginals(levels), max_nodes=9, max_roots=2, max_depth=9)
+    tree = grown(Marginals(levels), max_nodes=9, max_roots=2, max_depth=9)
     assert tree.tokens == [1, 2]
 
 
 def test_equal_paths_are_taken_shallow_first_then_by_token() -> None:
     levels = [{5: 0.5, 3: 0.5}, {9: 1.0}]
-    tree = grow(Marginals(levels), max_nodes=4, max_roots=4, max_depth=9)
+    tree = grown(Marginals(levels), max_nodes=4, max_roots=4, max_depth=9)
     assert paths_of(tree) == [(3,), (5,), (3, 9), (5, 9)]
 
 
 def test_first_nodes_are_the_smaller_tree() -> None:
     levels = some_levels(3)
-    large = grow(Marginals(levels), max_nodes=20, max_roots=3, max_depth=9)
-    small = grow(Marginals(levels), max_nodes=6, max_roots=3, max_depth=9)
+    large = grown(Marginals(levels), max_nodes=20, max_roots=3, max_depth=9)
+    small = grown(Marginals(levels), max_nodes=6, max_roots=3, max_depth=9)
     assert large.first(6) == small
 
 
 def test_impossible_children_are_not_drafted() -> None:
-    tree = grow(Marginals([{1: 1.0, 2: 0.0}]), max_nodes=9, max_roots=4, max_depth=9)
+    tree = grown(Marginals([{1: 1.0, 2: 0.0}]), max_nodes=9, max_roots=4, max_depth=9)
     assert tree.tokens == [1]
 
 
 @pytest.mark.parametrize(("nodes", "depth"), [(0, 5), (5, 0)])
 def test_no_room_makes_an_empty_tree(nodes: int, depth: int) -> None:
-    tree = grow(Marginals(some_levels(0)), max_nodes=nodes, max_roots=4, max_depth=depth)
+    tree = grown(Marginals(some_levels(0)), max_nodes=nodes, max_roots=4, max_depth=depth)
     assert tree == CandidateTree()
+
+
+def test_branches_are_asked_about_only_where_the_next_node_depends_on_it() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    class Counting(Marginals):
+        def children(self) -> list[Child]:
+            asked.append(self.path)
+            return super().children()
+
+        def child(self, token: int) -> "Counting":
+            return Counting(self.levels, (*self.path, token))
+
+    growing = GrowingTree(Counting([{1: 0.75, 2: 0.25}] * 3), max_nodes=4, max_roots=4, max_depth=3)
+    assert (growing.bound, growing.settled, asked) == (1.0, False, [])
+    growing.settle()
+    assert (growing.bound, growing.settled, asked) == (0.75, True, [()])
+    assert growing.take() == 0.75
+    # Its children cannot be more probable than itself.
+    assert (growing.bound, growing.settled, asked) == (0.75, False, [()])
+    growing.settle()
+    assert (growing.bound, asked) == (0.75 * 0.75, [(), (1,)])
+    assert growing.whole().tokens == [1, 1, 1, 2]
+    assert (growing.bound, growing.settled) == (0.0, True)
+    assert asked == [(), (1,), (1, 1)], "a node in the last place has no use for children"

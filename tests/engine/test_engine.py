@@ -16,9 +16,7 @@ from peagle.draft.tree import CandidateTree
 from peagle.draft.untrained import random_drafter
 from peagle.engine.engine import Engine
 from peagle.errors import InvalidRequestError, OutOfMemoryBudgetError
-from peagle.model.kv_cache import KVCache
-from peagle.model.rows import SequenceRows
-from peagle.model.target import StepOutput, TargetModel
+from tests.conftest import FREE
 from tests.engine.test_lossless import NoRepeats, plainly
 
 
@@ -28,6 +26,7 @@ def small_cache(smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     cache = smollm2.target.new_cache(1 << 23)
     pages = cache.bytes_per_page * 3
     engine = Engine(smollm2.target, smollm2.target.new_cache(pages))
+    engine.costs = FREE
     monkeypatch.setattr(smollm2, "engine", engine)
     return smollm2
 
@@ -145,27 +144,6 @@ def test_the_network_answers_those_it_drafts_for_each_its_own(
     )
     assert [together[0], together[2]] == [first, last]
     assert set(together[1]) == {None}
-
-
-def test_adaptive_trees_of_all_answers_fit_in_one_pass(
-    smollm2: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[list[int]] = []
-    forward = TargetModel.forward
-
-    def recorded(
-        self: TargetModel, cache: KVCache, rows: Sequence[SequenceRows], **options: bool
-    ) -> StepOutput:
-        steps.append([len(part.tokens) for part in rows if part.parents is not None])
-        return forward(self, cache, rows, **options)
-
-    monkeypatch.setattr(TargetModel, "forward", recorded)
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
-    smollm2.generate([{"prompt": "one two three one two three one two"}] * 8, params)
-    together = [rows for rows in steps if len(rows) == 8]
-    assert together
-    assert all(sum(rows) <= smollm2.target.rows_per_pass for rows in steps)
-    assert max(map(sum, together)) > 8, "no drafts were verified beside others"
 
 
 @pytest.mark.parametrize(("method", "passes"), [("peagle", [7, 5]), ("eagle3", [18, 15])])

@@ -221,3 +221,33 @@ def test_text_is_that_of_writing_character_by_character(
             break
     assert (stops.text, stops.stop_reason) == (text, matched)
     assert stops.finish_reason == ("length" if matched is None else "stop")
+
+
+def test_without_stop_strings_text_is_made_when_it_is_looked_at() -> None:
+    read: list[list[int]] = []
+
+    class Watched(Pieces):
+        def push(self, ids: Sequence[int]) -> str:
+            read.append(list(ids))
+            return super().push(ids)
+
+    def watched(**params: object) -> StopRule:
+        return StopRule(
+            SamplingParams(max_tokens=4, **params),
+            eos_ids=[],
+            context_room=9,
+            detokenizer=Watched("abcd"),
+        )
+
+    lazy, eager = watched(), watched(stop=("x",))
+    for token in range(3):
+        lazy.push(token)
+    assert read == []
+    assert (lazy.text, lazy.text, read) == ("abc", "abc", [[0, 1, 2]])
+    lazy.push(3)
+    assert lazy.finish_reason == "length"
+    assert lazy.text == "abcd"
+    assert lazy.detokenizing_s > 0
+    read.clear()
+    eager.push(0)
+    assert read == [[0]], "a stop string may be complete"

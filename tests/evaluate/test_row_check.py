@@ -3,9 +3,9 @@
 import pytest
 
 from peagle.evaluate import row_check
-from peagle.evaluate.pass_cost import pass_costs
 from peagle.evaluate.row_check import check_rows
 from peagle.model.invariance import RowLadder
+from peagle.quantization import Quantization
 from tests.model.random_models import random_target
 
 
@@ -16,6 +16,18 @@ def test_an_independent_target_passes() -> None:
     assert check.largest_pass == target.rows_per_pass
     # Every row of the first block and the last row of the three others, for a path of 5.
     assert check.compared == 4 * 5 * (target.rows_per_block + 3)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rows_of_quantised_targets_are_independent(
+    quantization: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_check, "_PREFIXES", (40, 130))
+    target = random_target(quantization=quantization)
+    assert (target.quantization, target.rows_per_block) == (quantization, 64)
+    check = check_rows(target)
+    assert check.differing == 0
+    assert check.compared == 2 * 5 * (64 + 3)
 
 
 def test_row_counts_that_disagree_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,11 +41,3 @@ def test_row_counts_that_disagree_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(type(target.weights.head), "__call__", dependent)
     monkeypatch.setattr(target.planner, "ladder", RowLadder((16, 32)))
     assert check_rows(target).differing > 0
-
-
-def test_costs_are_given_for_each_row_count() -> None:
-    target = random_target()
-    costs = pass_costs(target, (1, 16, 100), context=64)
-    assert [cost.rows for cost in costs] == [1, 16, 100]
-    assert costs[2].passes == -(-100 // target.rows_per_pass)
-    assert all(cost.seconds > 0 for cost in costs)

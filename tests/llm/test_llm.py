@@ -10,6 +10,7 @@ from peagle.draft.storage import save_drafter
 from peagle.draft.untrained import random_drafter, random_tensors
 from peagle.engine.sequence import Origin
 from peagle.errors import InvalidRequestError, ModelNotFoundError, OutOfMemoryBudgetError
+from peagle.spec import NetworkMethod
 from tests.conftest import MODEL
 
 SHORT = SamplingParams(max_tokens=6)
@@ -146,6 +147,19 @@ def test_the_method_is_the_catalogs_unless_told_otherwise(smollm2: LLM) -> None:
     assert method(on=False) == "none"
 
 
+@pytest.mark.parametrize("method", ["peagle", "eagle3"])
+def test_the_catalog_has_a_drafter_for_each_method(smollm2: LLM, method: NetworkMethod) -> None:
+    llm = LLM(MODEL, parallel_drafting_spec={"method": method})
+    assert llm.spec.method == method
+    drafter = llm.engine.drafter
+    assert drafter is not None
+    assert (drafter.method, drafter.name) == (method, f"{MODEL}-{method}")
+    result = llm.generate("Name three primary colours.", SHORT)[0]
+    assert result.statistics.draft_passes > 0
+    plain = smollm2.generate("Name three primary colours.", SHORT, parallel_drafting=False)[0]
+    assert result.token_ids == plain.token_ids
+
+
 def test_peagle_without_a_drafter_is_refused_not_replaced(
     smollm2: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +201,12 @@ def test_a_spec_with_a_mistake_is_refused(smollm2: LLM) -> None:
     [
         ({"model": "smollm3"}, ModelNotFoundError, "smollm3"),
         ({"model": MODEL, "dtype": "float64"}, InvalidRequestError, "'float64'"),
+        ({"model": MODEL, "quantization": "q4"}, InvalidRequestError, "'q4'"),
+        (
+            {"model": MODEL, "quantization": "int4", "dtype": "float32"},
+            InvalidRequestError,
+            "Leave one of them out",
+        ),
         ({"model": MODEL, "device": "cuda:9"}, InvalidRequestError, "CUDA devices"),
         ({"model": MODEL, "kv_cache_bytes": 1000}, OutOfMemoryBudgetError, "1,000"),
         ({"model": MODEL, "max_concurrent": 0}, InvalidRequestError, "max_concurrent"),

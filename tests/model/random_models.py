@@ -7,8 +7,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from peagle.model.config import DecoderConfig, RopeScaling
 from peagle.model.decoder import DecoderWeights
+from peagle.model.quantized_linear import QuantizedWeight
+from peagle.model.quantizing import quantize_int4, quantize_int8
 from peagle.model.rope import pair_neighbours
 from peagle.model.target import TargetModel
+from peagle.quantization import Quantization
 
 CPU = torch.device("cpu")
 
@@ -65,22 +68,37 @@ def target_from(
     config: DecoderConfig,
     dtype: torch.dtype = torch.float32,
     taps: tuple[int, ...] | None = None,
+    quantization: Quantization = "none",
 ) -> TargetModel:
     """Make our target with the weights of a transformers model."""
-    tensors = {}
+    tensors: dict[str, torch.Tensor | QuantizedWeight] = {}
     for name, weight in reference.state_dict().items():
         kept = weight.detach().clone()
         if name.endswith("q_proj.weight"):
             kept = pair_neighbours(kept, config.num_heads)
         if name.endswith("k_proj.weight"):
             kept = pair_neighbours(kept, config.num_kv_heads)
-        tensors[name] = kept
+        tensors[name] = kept if quantization == "none" else quantised(name, kept, quantization)
     weights = DecoderWeights.prepare(config, tensors, dtype, CPU)
     return TargetModel(config, weights, dtype, CPU, taps)
 
 
+def quantised(
+    name: str, weight: torch.Tensor, quantization: Quantization
+) -> torch.Tensor | QuantizedWeight:
+    """Quantise a weight as a checkpoint's would be; embedding and norms stay."""
+    if name == "lm_head.weight":
+        return quantize_int8(weight)
+    if not name.endswith("_proj.weight"):
+        return weight
+    return quantize_int8(weight) if quantization == "int8" else quantize_int4(weight)
+
+
 def random_target(
-    config: DecoderConfig = GROUPED, dtype: torch.dtype = torch.float32, seed: int = 0
+    config: DecoderConfig = GROUPED,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    quantization: Quantization = "none",
 ) -> TargetModel:
     """Make our target with random weights."""
-    return target_from(reference_model(config, seed), config, dtype)
+    return target_from(reference_model(config, seed), config, dtype, quantization=quantization)

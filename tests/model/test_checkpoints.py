@@ -247,7 +247,16 @@ def test_weights_of_another_shape_are_refused_with_both_shapes(tmp_path: Path) -
         ({"architectures": ["GPT2LMHeadModel"]}, UnsupportedError, "'GPT2LMHeadModel'"),
         ({"architectures": None}, UnsupportedError, "architecture None"),
         ({"attention_bias": True}, UnsupportedError, "attention_bias is true"),
-        ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedError, "'gptq'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedError, "GPTQ"),
+        ({"quantization_config": {"quant_method": "awq"}}, UnsupportedError, "AWQ"),
+        ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedError, "FP8"),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors"}},
+            UnsupportedError,
+            "compressed-tensors, .*quantization int8 or int4",
+        ),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, UnsupportedError, "bitsand"),
+        ({"quantization_config": {"quant_method": "quanto"}}, UnsupportedError, "'quanto'"),
         ({"hidden_act": "gelu"}, UnsupportedError, "'gelu'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, UnsupportedError, "'yarn'"),
         ({"rope_scaling": {"rope_type": "llama3"}}, CheckpointError, "rope_scaling"),
@@ -262,6 +271,18 @@ def test_what_cannot_be_run_is_refused_by_name(
 ) -> None:
     write_folder(tmp_path, GROUPED, **changes)
     with pytest.raises(error, match=message):
+        FolderCheckpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "title"), [("quantize_config.json", "GPTQ"), ("quant_config.json", "AWQ")]
+)
+def test_folders_that_older_programs_quantised_are_refused_by_name(
+    tmp_path: Path, name: str, title: str
+) -> None:
+    write_folder(tmp_path, GROUPED)
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UnsupportedError, match=f"quantised with {title}"):
         FolderCheckpoint(tmp_path)
 
 

@@ -8,6 +8,7 @@ import torch
 from peagle.model.kv_cache import KVCache
 from peagle.model.rows import SequenceRows
 from peagle.model.target import TargetModel
+from peagle.quantization import Quantization
 from tests.model.random_models import FAMILIES, GROUPED, random_target, reference_model, target_from
 
 BUDGET = 64 << 20
@@ -57,9 +58,12 @@ def test_features_are_the_residual_stream_entering_the_tapped_layers(taps: tuple
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["grouped", "windowed"])
-def test_chunking_changes_no_bit(name: str, dtype: torch.dtype) -> None:
-    target = random_target(FAMILIES[name], dtype)
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [("grouped", "none"), ("windowed", "none"), ("grouped", "int8"), ("windowed", "int4")],
+)
+def test_chunking_changes_no_bit(name: str, quantization: Quantization, dtype: torch.dtype) -> None:
+    target = random_target(FAMILIES[name], dtype, quantization=quantization)
     cache = target.new_cache(BUDGET)
     tokens = tokens_of(150, seed=3)
     plain = read_plainly(target, cache, tokens)

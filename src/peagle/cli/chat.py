@@ -120,7 +120,7 @@ class Conversation:
                 "[dim](the context is full; /reset begins a new conversation)[/dim]"
             )
         if self._stats:
-            self._console.print(as_table(result, self._llm.load_s))
+            self._console.print(as_table(result, self._llm))
 
     def _require_room(self, messages: list[dict[str, str]]) -> None:
         """Refuse a message for which the conversation before it leaves no room.

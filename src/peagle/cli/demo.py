@@ -32,7 +32,7 @@ def demo(
     console = Console(highlight=False)
     console.print(
         f"[bold]{llm.name}[/bold] on {llm.target.device.type} in "
-        f"{str(llm.target.dtype).removeprefix('torch.')}, loaded in {llm.load_s:.1f} s"
+        f"{llm.target.precision}, loaded in {llm.load_s:.1f} s"
     )
     console.print(f"[bold]> {prompt}[/bold]\n")
     params = SamplingParams(max_tokens=_MAX_TOKENS)

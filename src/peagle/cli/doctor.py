@@ -9,15 +9,23 @@ from peagle.cli.options import DEFAULT_MODEL, DeviceOption, ModelOption
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+    from rich.table import Table
+
+    from peagle.engine.costs import CostCurve
 
 _BROKEN: Final = 1
+_MEASURING_S: Final = 3.0
 
 
 def doctor(
     model: ModelOption = DEFAULT_MODEL,
     device: DeviceOption = "auto",
-    dtypes: Annotated[
-        str, typer.Option("--dtype", help="auto checks bfloat16 and float32.")
+    dtype: Annotated[
+        str, typer.Option(help="auto checks bfloat16 and float32, unless --quantization is given.")
+    ] = "auto",
+    quantization: Annotated[
+        str,
+        typer.Option(help="none, int8 or int4; auto checks what is usual for the model, too."),
     ] = "auto",
 ) -> None:
     """Check that rows are independent on this machine, and measure what passes cost."""
@@ -26,10 +34,11 @@ def doctor(
     from rich.table import Table
 
     from peagle.catalog import resolve
+    from peagle.engine.costs import BASE_CONTEXT
+    from peagle.engine.measuring import measure_target
     from peagle.evaluate.machine import describe_machine, memory_bandwidth
-    from peagle.evaluate.pass_cost import pass_costs
     from peagle.evaluate.row_check import check_rows
-    from peagle.model.loading import DTYPES, load_target
+    from peagle.model.loading import choose_device, load_target
 
     console = Console(highlight=False)
     machine = describe_machine()
@@ -47,20 +56,23 @@ def doctor(
     console.print(facts)
     resolved = resolve(model)
     sound = True
-    for dtype in DTYPES if dtypes == "auto" else (dtypes,):
-        loaded = load_target(resolved.files, dtype=dtype, device=device)
+    usual = resolved.quantization.get(choose_device(device).type, "none")
+    console.print(f"usual for {resolved.name} here: quantization {usual}")
+    for one_dtype, one_quantization in _checked(dtype, quantization, usual):
+        loaded = load_target(
+            resolved.files, dtype=one_dtype, quantization=one_quantization, device=device
+        )
         target = loaded.model
         ladder, queries = target.planner.ladder, target.planner.query_ladder
-        console.print(f"\n[bold]{resolved.name} in {dtype} on {target.device}[/bold]")
+        console.print(f"\n[bold]{resolved.name} in {target.precision} on {target.device}[/bold]")
         console.print(
             f"Products agree for {_listed(ladder.counts)} rows: they take a pass of up to "
             f"{target.rows_per_pass} rows in blocks of {ladder.largest}, the last one padded to "
             f"the next of these."
         )
         console.print(f"Products with a page of keys agree for {_listed(queries.counts)} queries.")
-        weight = target.weights.head
-        kept = "in oneDNN's blocked layout" if weight.prepacked else "as they are"
-        console.print(f"Weights: {loaded.weight_bytes / 1e6:.0f} MB, kept {kept}.")
+        layouts = dict.fromkeys(product.layout for product in target.weights.products())
+        console.print(f"Weights: {loaded.weight_bytes / 1e6:.0f} MB, kept {' and '.join(layouts)}.")
         with Progress(console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("Comparing rows")
             check = check_rows(target, partial(_show, progress, bar))
@@ -76,21 +88,49 @@ def doctor(
                 f"Row invariance [green]holds[/green]: {check.compared} rows, at every place of "
                 f"passes of up to {check.largest_pass} rows, equal plain decoding bit for bit."
             )
-        costs = Table(box=None, padding=(0, 2, 0, 0))
-        for heading in ("rows", "passes", "ms", "tokens/s if all were accepted"):
-            costs.add_column(heading, justify="right")
-        for cost in pass_costs(target):
-            costs.add_row(
-                f"{cost.rows}",
-                f"{cost.passes}",
-                f"{cost.seconds * 1000:.1f}",
-                f"{cost.rows / cost.seconds:.0f}",
-            )
-        console.print(costs)
-        reading = loaded.weight_bytes / bandwidth
+        costs = measure_target(target, _MEASURING_S)
+        console.print(f"A target pass behind {BASE_CONTEXT} tokens, by its rows:")
+        console.print(_curve(costs.target))
+        console.print(
+            f"Each further answer in a pass costs {costs.per_sequence * 1000:.2f} ms more, each "
+            f"further 1000 tokens of its context {costs.per_key * 1e6:.1f} ms, and "
+            f"{costs.per_row_key * 1e6:.2f} ms for each of its rows."
+        )
+        # An embedding is looked up, not read whole.
+        reading = sum(product.weight_bytes for product in target.weights.products()) / bandwidth
         console.print(f"Reading the weights once takes {reading * 1000:.1f} ms at this bandwidth.")
     if not sound:
         raise typer.Exit(_BROKEN)
+
+
+def _checked(dtype: str, quantization: str, usual: str) -> list[tuple[str, str]]:
+    """Choose the pairs of dtype and quantisation to check."""
+    from peagle.model.loading import DTYPES
+
+    if dtype != "auto" or quantization not in ("auto", "none"):
+        return [(dtype, quantization)]
+    plain = [(each, "none") for each in DTYPES]
+    return [*plain, ("auto", usual)] if quantization == "auto" and usual != "none" else plain
+
+
+def _curve(curve: "CostCurve") -> "Table":
+    """Show a cost curve, and from which probability on draft tokens pay for an answer alone."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("rows", "ms", "tokens/s if all were accepted", "draft tokens pay from"):
+        table.add_column(heading, justify="right")
+    one = curve.at(1)
+    for rows, seconds in zip(curve.rows, curve.seconds, strict=True):
+        # Expected tokens 1 + p (rows - 1) over these seconds, against one token over one row's.
+        least = (seconds / one - 1) / (rows - 1) if rows > 1 else 0.0
+        table.add_row(
+            f"{rows}",
+            f"{seconds * 1000:.1f}",
+            f"{rows / seconds:.0f}",
+            "" if rows == 1 else "never" if least >= 1 else f"{least:.0%} each",
+        )
+    return table
 
 
 def _show(progress: "Progress", bar: "TaskID", done: int, total: int) -> None:

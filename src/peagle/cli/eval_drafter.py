@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peagle.cli.options import DEFAULT_MAX_TOKENS, DeviceOption, TemperatureOption
+from peagle.cli.options import (
+    DEFAULT_MAX_TOKENS,
+    DeviceOption,
+    DtypeOption,
+    QuantizationOption,
+    TemperatureOption,
+)
 from peagle.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -21,9 +27,9 @@ def eval_drafter(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[NAME=]FILE",
-            help="A drafter, with a name for the table if wanted; may be given again. "
-            "The model's own if left out.",
+            metavar="[NAME=]DRAFTER",
+            help="A drafter (a file, a folder with a public checkpoint or hf:ORGANISATION/NAME), "
+            "with a name for the table if wanted; may be given again. The model's own if left out.",
         ),
     ] = None,
     prompts: Annotated[
@@ -66,7 +72,8 @@ def eval_drafter(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of tables.")
     ] = False,
-    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
+    dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = "auto",
     device: DeviceOption = "auto",
 ) -> None:
     """Measure how many drafts a model accepts, from each source and from all of them together.
@@ -99,12 +106,12 @@ def eval_drafter(
     configs = read_configs(files)
     _make_folder(output)
     resolved = resolve(model)
-    if not files and resolved.drafter is not None:
-        files = {resolved.drafter.stem: resolved.drafter}
+    if not files:
+        files = {path.stem: path for path in resolved.drafters.values()}
         configs = read_configs(files)
     table = corpus or resolved.corpus
     mixes = choose_mixes(sources, network=bool(files), corpus=table is not None)
-    llm = LLM(model, corpus=corpus, dtype=dtype, device=device)
+    llm = LLM(model, corpus=corpus, dtype=dtype, quantization=quantization, device=device)
     drafters = open_drafters(files, configs, llm.target, llm.tokenizer.fingerprint())
     ways = configurations(
         [(name, config.method) for name, config in configs.items()],
@@ -133,6 +140,7 @@ def eval_drafter(
     setting = {
         "model": llm.name,
         "dtype": str(llm.target.dtype).removeprefix("torch."),
+        "quantization": llm.target.quantization,
         "prompts": str(path) if prompts is not None else "public workload",
         "drafters": {
             name: {

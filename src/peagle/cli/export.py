@@ -73,7 +73,7 @@ def _export_drafter(drafter: str | None, model: str, form: _Format, output: Path
 
     given = resolve_drafter(drafter) if drafter is not None else None
     resolved = resolve(model)
-    chosen = given or resolved.drafter
+    chosen = given or resolved.drafter()
     if chosen is None:
         raise _incomplete(
             f"{resolved.name} has no drafter of its own.", "Name the drafter to write.", "drafter"

@@ -91,11 +91,11 @@ def _answer(llm: "LLM", prompt: str, params: SamplingParams, *, stats: bool, as_
         raise
     result = generation.result
     if as_json:
-        sys.stdout.write(json.dumps(as_object(result, llm.load_s), ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(as_object(result, llm), ensure_ascii=False) + "\n")
     else:
         sys.stdout.write("\n")
     if stats:
-        Console(stderr=True).print(as_table(result, llm.load_s))
+        Console(stderr=True).print(as_table(result, llm))
 
 
 def _answer_file(
@@ -118,6 +118,6 @@ def _answer_file(
         )
         for entry, result in zip(some, results, strict=True):
             named = {"id": entry.id, "category": entry.category}
-            line = named | as_object(result, llm.load_s)
+            line = named | as_object(result, llm)
             sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
             sys.stdout.flush()

@@ -5,6 +5,7 @@ import sys
 
 import typer
 
+from peagle.cli.bench import bench
 from peagle.cli.chat import chat
 from peagle.cli.corpus import corpus
 from peagle.cli.demo import demo
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    generate, chat, models, pull, export, doctor, demo, synth, train, eval_drafter,
+    generate, chat, models, pull, export, doctor, demo, synth, train, eval_drafter, bench,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(corpus, name="corpus")

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from peagle import catalog
 from peagle.catalog import CatalogEntry
+from peagle.spec import METHOD_TITLES
 
 _PIPED_WIDTH = 160
 _TABLE_WIDTH = 130
@@ -56,14 +57,13 @@ def pull(
         return
     state = "is in the cache" if there_before else "was fetched"
     typer.echo(f"{resolved.name} {state}: {resolved.files} ({decimal(resolved.size_bytes)})")
-    if resolved.drafter is not None:
-        typer.echo(f"Its drafter: {resolved.drafter}")
+    for method, drafter in resolved.drafters.items():
+        typer.echo(f"Its {METHOD_TITLES[method]} drafter: {drafter}")
     if resolved.files.is_file():
-        from peagle.model.loading import choose_device, choose_dtype
-        from peagle.model.prepared import prepared_folder
+        from peagle.model.loading import prepare_usual
 
         # So that the first answer does not wait for it.
-        prepared_folder(resolved.files, choose_dtype("auto", choose_device("auto")))
+        prepare_usual(resolved.files, resolved.quantization)
 
 
 def _row(entry: CatalogEntry) -> dict[str, str]:
@@ -72,7 +72,7 @@ def _row(entry: CatalogEntry) -> dict[str, str]:
         "Name": entry.name,
         "Weights": _short(entry.parameters),
         "Source": entry.source.partition(":")[0],
-        "Drafter": _origin(entry.drafter),
+        "Drafter": _origin(next(iter(entry.drafters.values()), None)),
         "Corpus": _origin(entry.corpus),
         "Context": str(entry.context_length),
         "Licence": entry.licence,

@@ -33,6 +33,13 @@ TopPOption = Annotated[
 NoSpeculationOption = Annotated[
     bool, typer.Option("--no-speculation", help="Write one token per pass, without drafts.")
 ]
+DtypeOption = Annotated[
+    str,
+    typer.Option(help="auto, bfloat16 or float32; one of the latter means --quantization none."),
+]
+QuantizationOption = Annotated[
+    str, typer.Option(help="none, int8, int4, or auto: what is usual for the model.")
+]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 
@@ -58,7 +65,8 @@ class ModelOptions:
             '\'{"num_parallel_trees": 4, "max_tree_nodes": 15}\'.'
         ),
     ] = None
-    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto"
+    dtype: DtypeOption = "auto"
+    quantization: QuantizationOption = "auto"
     device: DeviceOption = "auto"
 
     def load(self, *, speculate: bool, max_concurrent: int | None = None) -> "LLM":
@@ -91,6 +99,7 @@ class ModelOptions:
             parallel_drafting=speculate,
             corpus=self.corpus,
             dtype=self.dtype,
+            quantization=self.quantization,
             device=self.device,
             max_concurrent=max_concurrent or DEFAULT_MAX_CONCURRENT,
         )

@@ -111,7 +111,7 @@ def train(
     _check_time(hours, needed=from_nothing and not resume)
     how = Recipe.of_method(method) if recipe is None else Recipe.read(recipe, method)
     resolved = resolve(model)
-    first = _first_drafter(start, resolved, needed=traffic is not None)
+    first = _first_drafter(start, resolved, method, needed=traffic is not None)
     console = Console(stderr=True)
     with (
         run_folder(output, resume=resume),
@@ -168,14 +168,16 @@ def train(
     )
 
 
-def _first_drafter(start: str | None, resolved: "ResolvedModel", *, needed: bool) -> Path | None:
+def _first_drafter(
+    start: str | None, resolved: "ResolvedModel", method: str | None, *, needed: bool
+) -> Path | None:
     """Find the drafter to go on with, and refuse a damaged one before the target is loaded."""
     from peagle.catalog import resolve_drafter
     from peagle.draft.loading import read_taps
 
     if start is None and not needed:
         return None
-    first = resolved.drafter if start is None else resolve_drafter(start)
+    first = resolved.drafter(method) if start is None else resolve_drafter(start)
     if first is None:
         raise InvalidRequestError(
             f"{resolved.name} has no drafter of its own that could learn from traffic.",

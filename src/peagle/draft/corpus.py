@@ -191,8 +191,19 @@ class Corpus:
             begin = bisect_left(positions, token, low, high, key=token_at)
             if begin == high or tokens[positions[begin] + offset] != token:
                 break
-            found.append((begin, bisect_right(positions, token, begin, high, key=token_at)))
+            # Mostly all or few of the positions are left.
+            if tokens[positions[high - 1] + offset] != token:
+                high = bisect_right(positions, token, begin, high, key=token_at)  # noqa: PLW2901
+            found.append((begin, high))
         return found
+
+    def follow_all(self, ranges: Ranges, tokens: Sequence[int]) -> Ranges:
+        """Narrow the ranges of a branch by some tokens."""
+        if len(tokens) >= ORDER:
+            return self.ranges(tokens)
+        for token in tokens:
+            ranges = self.follow(ranges, token)
+        return ranges
 
     def successors(self, ranges: Ranges) -> dict[int, float]:
         """Estimate what follows a context.
@@ -208,7 +219,10 @@ class Corpus:
             total = high - low
             if total > FREQUENT:
                 share /= PROBABILITY_SCALE
-                for token, probability in self._ready_made(order, low):
+                followed = self._ready_made(order, low)
+                if not estimate:
+                    return {token: share * probability for token, probability in followed}
+                for token, probability in followed:
                     estimate[token] = estimate.get(token, 0.0) + share * probability
                 break
             counts: dict[int, int] = {}

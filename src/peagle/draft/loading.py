@@ -8,6 +8,7 @@ import torch
 from peagle.draft.eagle3.config import Eagle3Config
 from peagle.draft.eagle3.drafter import Eagle3Drafter
 from peagle.draft.eagle3.network import Eagle3Network
+from peagle.draft.formats.public_config import PublicConfig
 from peagle.draft.formats.reading import load_folder, read_folder_config
 from peagle.draft.network.compatibility import check_target
 from peagle.draft.network.config import NetworkConfig
@@ -20,6 +21,19 @@ from peagle.model.config import DecoderConfig
 from peagle.model.target import TargetModel
 
 
+def read_drafter_config(path: Path) -> NetworkConfig | PublicConfig:
+    """Read a drafter's configuration without its weights.
+
+    Args:
+        path: A file of ours, or a folder with a public checkpoint.
+
+    Raises:
+        CheckpointError: It is missing, damaged or something else.
+        UnsupportedError: The network has a part that this engine does not run.
+    """
+    return read_folder_config(path) if path.is_dir() else read_config(path)
+
+
 def read_taps(path: Path) -> tuple[int, ...] | None:
     """Read which target layers a drafter reads; None leaves EAGLE-3's default.
 
@@ -30,7 +44,7 @@ def read_taps(path: Path) -> tuple[int, ...] | None:
         CheckpointError: It is missing, damaged or something else.
         UnsupportedError: The network has a part that this engine does not run.
     """
-    return read_folder_config(path).taps if path.is_dir() else read_config(path).taps
+    return read_drafter_config(path).taps
 
 
 def load_weights(

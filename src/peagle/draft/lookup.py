@@ -7,6 +7,9 @@ from typing import Final
 _RECENT: Final = 32
 """Earlier occurrences of a token that can begin a match; older ones rarely say anything new."""
 
+_RUN: Final = 4
+"""So many equal tokens tell that a text repeats itself."""
+
 Matches = dict[int, int]
 """Length of the match that ends just before a position, by the position of what followed."""
 
@@ -21,28 +24,43 @@ class Lookup:
     Args:
         token_ids: Prompt and, where a request is taken up again, output so far.
         max_length: Longest match that is told apart from longer ones.
+
+    Attributes:
+        repeats: Whether the last few tokens stood in the text before.
     """
 
     def __init__(self, token_ids: Sequence[int], max_length: int) -> None:
         self._text: list[int] = []
         self._following: defaultdict[int, list[int]] = defaultdict(list)
         self._max_length = max_length
-        self.matches: Matches = {}
+        self._matches: Matches = {}
+        self._followed = 0
+        self._runs: set[tuple[int, ...]] = set()
+        self.repeats = False
         self.extend(token_ids)
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Append committed tokens and find the matches of the new end of the text."""
-        text, following = self._text, self._following
-        before = len(text)
+        """Append committed tokens."""
+        text, following, runs = self._text, self._following, self._runs
         for token in token_ids:
             text.append(token)
             following[token].append(len(text))
-        # Older matches cannot be longer than `max_length`, so a long prompt need not be followed.
-        begin = max(before, len(text) - self._max_length)
-        matches = self.matches if begin == before else {}
-        for token in text[begin:]:
-            matches = self.follow(matches, token)
-        self.matches = matches
+            run = tuple(text[-_RUN:])
+            self.repeats = run in runs
+            runs.add(run)
+
+    @property
+    def matches(self) -> Matches:
+        """Matches of the end of the text; tokens appended since are followed only now."""
+        text = self._text
+        if self._followed < len(text):
+            # Older matches cannot be longer than `max_length`: a long prompt need not be followed.
+            begin = max(self._followed, len(text) - self._max_length)
+            matches = self._matches if begin == self._followed else {}
+            for token in text[begin:]:
+                matches = self.follow(matches, token)
+            self._matches, self._followed = matches, len(text)
+        return self._matches
 
     def follow(self, matches: Matches, token: int) -> Matches:
         """Return the matches of a branch that continues one having `matches` with `token`."""

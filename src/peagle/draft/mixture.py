@@ -181,6 +181,8 @@ class Mixture:
             tree: A tree made with this mixture, since the last call.
             accepted: The nodes of the path that the target wrote, from the root down.
         """
+        if not tree.tokens:
+            return
         promised: dict[int, float] = {}
         for node, parent in enumerate(tree.parents):
             promised[parent] = promised.get(parent, 0.0) + tree.probabilities[node]

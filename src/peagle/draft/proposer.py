@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from peagle.draft.corpus import Corpus, Ranges
+from peagle.draft.corpus import ORDER, Corpus, Ranges
 from peagle.draft.distributions import LevelDistributions
 from peagle.draft.lookup import Lookup, Matches
 from peagle.draft.mixture import Mixture, MixturePrior
-from peagle.draft.tree import CandidateTree, Child, grow
+from peagle.draft.tree import CandidateTree, Child, GrowingTree
 from peagle.spec import MAX_DEPTH, ParallelDraftingSpec
 
 
@@ -35,15 +35,45 @@ class Proposer:
         self.mixture = Mixture(prior)
         self.lookup = Lookup(token_ids, prior.longest_match) if spec.lookup else None
         self.corpus = corpus if spec.corpus else None
-        self._ranges = [] if self.corpus is None else self.corpus.ranges(token_ids)
+        # The end of the text, which the corpus is asked about when a tree is wanted.
+        self._ranges: Ranges = []
+        self._unread = list(token_ids[-ORDER:])
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take note of tokens that the target wrote."""
         if self.lookup is not None:
             self.lookup.extend(token_ids)
         if self.corpus is not None:
-            for token in token_ids:
-                self._ranges = self.corpus.follow(self._ranges, token)
+            self._unread.extend(token_ids)
+
+    def growing(
+        self,
+        network: LevelDistributions | None = None,
+        depth_limit: int | None = None,
+        node_limit: int | None = None,
+    ) -> GrowingTree:
+        """Begin the tree of draft tokens to verify next; whoever takes its nodes says how many.
+
+        Args:
+            network: The drafter network's predictions for this request, where it ran; no more
+                levels of them than the request allows.
+            depth_limit: Most draft tokens on a path, where fewer tokens may still be written.
+            node_limit: Most nodes, where fewer are wanted than the request allows.
+
+        Returns:
+            The most probable paths, within the request's limits, as they are taken.
+        """
+        spec = self.spec
+        if self.corpus is not None:
+            self._ranges = self.corpus.follow_all(self._ranges, self._unread)
+            self._unread.clear()
+        matches = {} if self.lookup is None else self.lookup.matches
+        return GrowingTree(
+            _Branch(self, network, matches, self._ranges, ()),
+            max_nodes=_least(spec.max_tree_nodes, node_limit),
+            max_roots=spec.num_parallel_trees,
+            max_depth=_least(MAX_DEPTH, depth_limit),
+        )
 
     def propose(
         self,
@@ -51,25 +81,18 @@ class Proposer:
         depth_limit: int | None = None,
         node_limit: int | None = None,
     ) -> CandidateTree:
-        """Choose the draft tokens to verify next.
+        """Choose as many draft tokens as the limits allow; the arguments are those of `growing`."""
+        return self.growing(network, depth_limit, node_limit).whole()
 
-        Args:
-            network: The drafter network's predictions for this request, where it ran; no more
-                levels of them than the request allows.
-            depth_limit: Most draft tokens on a path, where fewer tokens may still be written.
-            node_limit: Most nodes, where the engine grants fewer than the request allows.
+    @property
+    def repeats(self) -> bool:
+        """Whether the request's text begins to repeat itself."""
+        return self.lookup is not None and self.lookup.repeats
 
-        Returns:
-            The most probable paths, within the request's limits.
-        """
-        spec = self.spec
-        matches = {} if self.lookup is None else self.lookup.matches
-        return grow(
-            _Branch(self, network, matches, self._ranges, ()),
-            max_nodes=_least(spec.max_tree_nodes, node_limit),
-            max_roots=spec.num_parallel_trees,
-            max_depth=_least(MAX_DEPTH, depth_limit),
-        )
+    @property
+    def longest_match(self) -> int:
+        """Length of the longest earlier place in the request that agrees with its end."""
+        return 0 if self.lookup is None else max(self.lookup.matches.values(), default=0)
 
     def observe(self, tree: CandidateTree, accepted: Sequence[int]) -> None:
         """Learn from the verification of a tree how far to trust the next ones.

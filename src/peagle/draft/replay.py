@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from peagle.draft.proposer import Proposer
-from peagle.draft.tree import CandidateTree
 
 
 def replay(proposer: Proposer, answer: Sequence[int]) -> int:
@@ -23,24 +22,9 @@ def replay(proposer: Proposer, answer: Sequence[int]) -> int:
     while begin < len(answer):
         proposer.extend(written)
         tree = proposer.propose(depth_limit=len(answer) - begin)
-        accepted = walk(tree, answer[begin:])
+        accepted = tree.walk(answer[begin:])
         proposer.observe(tree, accepted)
         written = answer[begin : begin + len(accepted) + 1]
         begin += len(written)
         passes += 1
     return passes
-
-
-def walk(tree: CandidateTree, answer: Sequence[int]) -> list[int]:
-    """Follow what was written through a tree; return the nodes passed, from the root down."""
-    children = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
-    }
-    path: list[int] = []
-    for token in answer:
-        node = children.get((path[-1] if path else -1, token))
-        if node is None:
-            break
-        path.append(node)
-    return path

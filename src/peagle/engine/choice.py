@@ -105,10 +105,14 @@ class TokenChooser:
         )
 
     def choose(self, logits: Tensor, path: Sequence[int] = ()) -> int:
+        """Return the target's own choice, as `choose_row` does, from a row `[vocab]` of logits."""
+        return self.choose_row(rows_of(logits), path)
+
+    def choose_row(self, row: NDArray[np.float32], path: Sequence[int] = ()) -> int:
         """Return the target's own choice after the output so far and `path`.
 
         Args:
-            logits: The row `[vocab]` of the path's last token; it is left as it is.
+            row: Logits `[vocab]` of the path's last token; they are left as they are.
             path: Tokens of the nodes walked in this step, taken as if they had been emitted.
 
         Returns:
@@ -118,7 +122,7 @@ class TokenChooser:
             InvalidRequestError: The settings leave no token to choose.
             CheckpointError: The model computed something that is not a number.
         """
-        scores = self._scores(_row(logits), path)
+        scores = self._scores(row, path)
         best = int(scores.argmax())
         top = float(scores[best])
         position = len(self._output) + len(path)
@@ -242,9 +246,10 @@ def highest_logits(logits: Tensor) -> list[int]:
     return chosen
 
 
-def _row(logits: Tensor) -> NDArray[np.float32]:
-    row: NDArray[np.float32] = logits.detach().to("cpu", torch.float32).numpy()
-    return row
+def rows_of(logits: Tensor) -> NDArray[np.float32]:
+    """Give logits of any shape as an array, on a CPU without copying them."""
+    rows: NDArray[np.float32] = logits.detach().to("cpu", torch.float32).numpy()
+    return rows
 
 
 def _weights(values: NDArray[np.float32], top: float, temperature: float) -> NDArray[np.float64]:

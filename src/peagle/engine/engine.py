@@ -9,11 +9,12 @@ from typing import Final
 
 from torch import Tensor
 
-from peagle.draft.distributions import LevelDistributions
-from peagle.draft.network.drafter import Drafter, DraftLimits
-from peagle.draft.tree import CandidateTree
+from peagle.draft.network.drafter import Drafter
+from peagle.engine.arranging import TreeArranger
+from peagle.engine.costs import StepCosts
 from peagle.engine.sequence import Sequence
-from peagle.engine.verification import verify
+from peagle.engine.step_seconds import StepSeconds
+from peagle.engine.verification import Walk, verify
 from peagle.errors import OutOfMemoryBudgetError, PeagleError
 from peagle.model.kv_cache import KVCache, pages_for
 from peagle.model.rows import SequenceRows
@@ -22,19 +23,21 @@ from peagle.model.target import StepOutput, TargetModel
 DEFAULT_MAX_CONCURRENT: Final = 32
 
 
-@dataclass(slots=True)
-class StepSeconds:
-    """Where the time of steps went.
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """What a step decided for an answer that writes.
 
     Attributes:
-        drafting: Arranging candidate trees, the drafter network included.
-        target: Target passes.
-        deciding: The target's choices, stops, and committing.
+        sequence: The answer.
+        walked: The walk through its tree; None where it failed.
+        logits: `[1 + nodes, vocab]`.
+        features: Features of its rows, if a network drafts.
     """
 
-    drafting: float = 0.0
-    target: float = 0.0
-    deciding: float = 0.0
+    sequence: Sequence
+    walked: Walk | None
+    logits: Tensor
+    features: Tensor | None
 
 
 class Engine:
@@ -45,6 +48,10 @@ class Engine:
         kv_cache: Where the running answers' keys and values are kept.
         drafter: The drafter network, if the model has one.
         max_concurrent: Most answers that run at once; others wait.
+
+    Attributes:
+        costs: What steps cost, for adaptive trees; None pins the shape of every tree.
+        seconds: Where the time of all steps so far went.
     """
 
     def __init__(
@@ -60,7 +67,9 @@ class Engine:
         self.max_concurrent = max_concurrent
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.costs: StepCosts | None = None
         self.seconds = StepSeconds()
+        self._arranger = TreeArranger(self.seconds)
 
     def add(self, sequence: Sequence) -> None:
         """Queue an answer.
@@ -86,49 +95,65 @@ class Engine:
         self._admit()
         if not self.running:
             return []
+        seconds = self.seconds
         began = time.perf_counter()
+        arranging = seconds.drafting
         rows = self._schedule()
-        drafted = time.perf_counter()
+        scheduled = time.perf_counter()
         output = self.target.forward(
             self.kv_cache,
             [part for _, part in rows],
             features=any(sequence.drafter is not None for sequence, _ in rows),
         )
         verified = time.perf_counter()
-        advanced = self._decide(rows, output)
-        self.seconds.drafting += drafted - began
-        self.seconds.target += verified - drafted
-        self.seconds.deciding += time.perf_counter() - verified
-        return advanced
+        decided, kept = self._decide(rows, output)
+        chosen = time.perf_counter()
+        output.commit(kept)
+        committed = time.perf_counter()
+        for one in decided:
+            if one.walked is not None:
+                one.sequence.take(one.walked, one.logits, one.features)
+            if one.sequence.finished:
+                self._close(one.sequence)
+        seconds.steps += 1
+        seconds.scheduling += scheduled - began - (seconds.drafting - arranging)
+        seconds.planning += output.planning_s
+        seconds.target += verified - scheduled - output.planning_s
+        seconds.choosing += chosen - verified
+        seconds.committing += committed - chosen
+        seconds.learning += time.perf_counter() - committed
+        return [one.sequence for one in decided]
 
     def _decide(
         self, rows: SequenceOf[tuple[Sequence, SequenceRows]], output: StepOutput
-    ) -> list[Sequence]:
-        """Walk every tree, commit what was walked, and close the answers that ended."""
+    ) -> tuple[list[_Decided], list[SequenceOf[int]]]:
+        """Walk every tree.
+
+        Returns:
+            What was decided for the answers that write, and for every sequence the rows to commit.
+        """
+        decided: list[_Decided] = []
         kept: list[SequenceOf[int]] = []
-        advanced = []
         features: SequenceOf[Tensor | None] = output.features or [None] * len(rows)
         for (sequence, part), logits, own in zip(rows, output.logits, features, strict=True):
-            if sequence.prefilling and own is not None:
+            prefilling = sequence.prefilling
+            if prefilling and own is not None:
                 sequence.read_prompt(part, own)
             if part.logits == "none":
                 kept.append(range(len(part.tokens)))
                 continue
-            advanced.append(sequence)
+            walked = None
             try:
                 walked = verify(sequence.tree, logits, sequence.chooser, sequence.stops)
             except PeagleError as error:
                 # One answer that cannot go on must not take the others with it.
                 sequence.error = error
+            decided.append(_Decided(sequence, walked, logits, own))
+            if walked is None:
                 kept.append([])
-                continue
-            kept.append(range(len(part.tokens)) if sequence.prefilling else walked.rows)
-            sequence.take(walked, logits, own)
-        output.commit(kept)
-        for sequence in advanced:
-            if sequence.finished:
-                self._close(sequence)
-        return advanced
+            else:
+                kept.append(range(len(part.tokens)) if prefilling else walked.rows)
+        return decided, kept
 
     def abort(self, sequences: Collection[Sequence]) -> None:
         """Drop answers, wherever they are, and free their memory."""
@@ -169,59 +194,23 @@ class Engine:
 
     def _schedule(self) -> list[tuple[Sequence, SequenceRows]]:
         """Choose this step's rows: the trees of those who write, a pass of prompts beside them."""
-        writing = [sequence for sequence in self.running if not sequence.prefilling]
-        self._draft(writing)
-        rows = [(sequence, sequence.tree_rows()) for sequence in writing]
+        writing: list[Sequence] = []
+        prompts: list[tuple[Sequence, SequenceRows]] = []
         room = self.target.rows_per_pass
         for sequence in self.running:
-            if sequence.prefilling and room > 0:
+            if not sequence.prefilling:
+                writing.append(sequence)
+            elif room > 0:
                 part = sequence.prompt_rows(room)
                 room -= len(part.tokens)
-                rows.append((sequence, part))
-        return rows
-
-    def _draft(self, writing: SequenceOf[Sequence]) -> None:
-        """Arrange the candidate tree of each answer; the network drafts for all of them at once."""
-        # An adaptive tree leaves the others their rows: all trees together fit in one block.
-        share = self.target.rows_per_block // max(1, len(writing)) - 1
-        drafting: list[tuple[Sequence, int]] = []
-        for sequence in writing:
-            sequence.tree = CandidateTree()
-            most = sequence.spec.max_tree_nodes
-            nodes = min(share, most) if sequence.spec.adaptive else most
-            if sequence.proposer is not None and nodes > 0 and sequence.depth_limit > 0:
-                drafting.append((sequence, nodes))
-        networks = self._networks(drafting)
-        for (sequence, nodes), network in zip(drafting, networks, strict=True):
-            assert sequence.proposer is not None
-            sequence.tree = sequence.proposer.propose(
-                network,
-                depth_limit=sequence.depth_limit,
-                node_limit=nodes,
-            )
-
-    def _networks(
-        self, drafting: SequenceOf[tuple[Sequence, int]]
-    ) -> list[LevelDistributions | None]:
-        """Ask the network about each of the answers; None for those it does not draft for.
-
-        Args:
-            drafting: Answers, each with the nodes that its tree may have.
-        """
-        states, limits = [], []
-        for sequence, nodes in drafting:
-            if sequence.drafter is not None:
-                spec = sequence.spec
-                depth = min(spec.prediction_depth, sequence.depth_limit)
-                states.append(sequence.drafter)
-                limits.append(DraftLimits(depth, nodes, spec.num_parallel_trees))
-        if not states or self.drafter is None:
-            return [None] * len(drafting)
-        predicted = iter(self.drafter.draft(states, limits))
-        for sequence, _ in drafting:
-            if sequence.drafter is not None:
-                sequence.statistics.draft_passes = sequence.drafter.passes
-        return [None if one.drafter is None else next(predicted) for one, _ in drafting]
+                prompts.append((sequence, part))
+        self._arranger.arrange(
+            writing,
+            [(part.cache.length, len(part.tokens)) for _, part in prompts],
+            drafter=self.drafter,
+            costs=self.costs,
+        )
+        return [*((sequence, sequence.tree_rows()) for sequence in writing), *prompts]
 
 
 def _too_long(positions: int, cache: KVCache, what: str) -> OutOfMemoryBudgetError:

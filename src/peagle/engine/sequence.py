@@ -10,6 +10,7 @@ from peagle.draft.network.state import DrafterState
 from peagle.draft.proposer import Proposer
 from peagle.draft.tree import CandidateTree, Source
 from peagle.engine.choice import TokenChooser
+from peagle.engine.expectation import Expectation
 from peagle.engine.logprobs import TokenLogprobs, token_logprobs
 from peagle.engine.statistics import SpeculationStatistics
 from peagle.engine.stops import StopRule
@@ -56,6 +57,8 @@ class Sequence:
         cache: Its keys and values; None while it waits and after it ended.
         drafter: The drafter network's state; None where no network drafts.
         tree: The drafts being verified in this step.
+        newest: Tokens that the latest step wrote.
+        expectation: What its draft tokens have been worth.
         first_token_at: When its first token was written, by `time.perf_counter`; None before.
         last_token_at: The same for its latest.
         error: Why it cannot go on, if it cannot.
@@ -75,6 +78,8 @@ class Sequence:
     cache: SequenceCache | None = None
     drafter: DrafterState | None = None
     tree: CandidateTree = field(default_factory=CandidateTree)
+    newest: int = 0
+    expectation: Expectation = field(default_factory=Expectation)
     first_token_at: float | None = None
     last_token_at: float | None = None
     error: PeagleError | None = None
@@ -137,10 +142,13 @@ class Sequence:
         self.origins.extend(_ORIGINS[self.tree.sources[node]] for node in walked.accepted)
         self.origins.extend([Origin.TARGET] * (len(walked.emitted) - len(walked.accepted)))
         self.output_ids.extend(walked.emitted)
+        self.newest = len(walked.emitted)
         if self.finished:
             return
         if self.proposer is not None:
             self.proposer.observe(self.tree, walked.accepted)
+            if self.spec.adaptive:
+                self.expectation.observe(self.tree, walked.accepted, walked.emitted)
             self.proposer.extend(walked.emitted)
         if self.drafter is not None and features is not None:
             verified = features[-len(logits) :]

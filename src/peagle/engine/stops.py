@@ -1,5 +1,6 @@
 """When an answer ends, and what of its text may be shown before that is known."""
 
+import time
 from collections.abc import Collection, Sequence
 from typing import Literal, Protocol
 
@@ -30,10 +31,14 @@ class StopRule:
     that began first counts. It lies wholly in the output, since the prompt is never looked at.
     Until `min_tokens` tokens are written, strings that are complete by then do not count.
 
+    Without stop strings nothing depends on the text, and tokens are only turned into it when it is
+    looked at: by whoever streams the answer, and not within the engine's step.
+
     Attributes:
         finish_reason: "stop", "length", or None while the answer goes on.
         stop_reason: The stop string or the stop token that ended it; None for end-of-sequence
             and length.
+        detokenizing_s: Seconds spent on turning tokens into text.
     """
 
     def __init__(
@@ -69,6 +74,9 @@ class StopRule:
         self._limit = min(context_room, params.max_tokens or context_room)
         self._detokenizer = detokenizer
         self._count = 0
+        self._ids: list[int] = []
+        self._read = 0
+        self.detokenizing_s = 0.0
         self._shown = ""
         self._held = ""  # The longest end of the text that could begin a stop string.
 
@@ -78,6 +86,13 @@ class StopRule:
 
         It only ever grows. Once the answer is finished it is the whole text.
         """
+        if not self._params.stop:
+            # Asked before the tokens: once the answer is finished, no more of them come.
+            finished = self.finish_reason is not None
+            end = len(self._ids)
+            if self._read < end:
+                self._shown += self._detokenized(self._ids[self._read : end], last=finished)
+                self._read = end
         return self._shown
 
     @property
@@ -99,9 +114,11 @@ class StopRule:
         finish: FinishReason | None
         reason: str | int | None
         finish, reason = self._token_finish(token)
-        new = self._detokenizer.push([token])
-        if finish is not None:
-            new += self._detokenizer.flush()
+        if not self._params.stop:
+            self._ids.append(token)
+            self.stop_reason, self.finish_reason = reason, finish
+            return finish
+        new = self._detokenized([token], last=finish is not None)
         match = self._match(new) if self._count > self._params.min_tokens else None
         seen = self._held + new
         if match is not None:
@@ -116,6 +133,14 @@ class StopRule:
         self._held = "" if finish is not None else seen[kept:]
         self.finish_reason, self.stop_reason = finish, reason
         return finish
+
+    def _detokenized(self, ids: Sequence[int], *, last: bool) -> str:
+        began = time.perf_counter()
+        text = self._detokenizer.push(ids)
+        if last:
+            text += self._detokenizer.flush()
+        self.detokenizing_s += time.perf_counter() - began
+        return text
 
     def _token_finish(self, token: int) -> tuple[FinishReason | None, int | None]:
         if token in self._eos_ids:

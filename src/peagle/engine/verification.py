@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from peagle.engine.choice import TokenChooser, highest_logits
+from peagle.engine.choice import TokenChooser, highest_logits, rows_of
 from peagle.engine.stops import FinishReason, StopRule
 from peagle.errors import InvalidRequestError
 
@@ -114,6 +114,7 @@ def verify(tree: DraftTree, logits: Tensor, chooser: TokenChooser, stops: StopRu
         best = highest_logits(logits)
         walked = walk(tree, lambda row, _: best[row], stops.push)
     else:
-        walked = walk(tree, lambda row, path: chooser.choose(logits[row], path), stops.push)
+        rows = rows_of(logits)
+        walked = walk(tree, lambda row, path: chooser.choose_row(rows[row], path), stops.push)
     chooser.commit(walked.emitted)
     return walked

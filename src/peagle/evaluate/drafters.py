@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from peagle.draft.loading import open_drafter
+from peagle.catalog import resolve_drafter
+from peagle.draft.formats.public_config import PublicConfig
+from peagle.draft.loading import open_drafter, read_drafter_config
 from peagle.draft.network.config import NetworkConfig
 from peagle.draft.network.drafter import Drafter
-from peagle.draft.storage import read_config
 from peagle.errors import CheckpointError, InvalidRequestError
 from peagle.evaluate.configurations import CORPUS, LOOKUP
 from peagle.model.target import TargetModel
@@ -17,17 +18,22 @@ _KV_CACHE_BYTES: Final = 1 << 30
 
 
 def named_files(told: Sequence[str]) -> dict[str, Path]:
-    """Read `FILE` or `NAME=FILE`; a file without a name is called as it is, without the ending.
+    """Read `DRAFTER` or `NAME=DRAFTER`, and fetch what lies on the hub.
+
+    A drafter is a file of ours, a folder with a public checkpoint or `hf:ORGANISATION/NAME`. One
+    without a name is called as its file, without the ending.
 
     Raises:
+        CheckpointError: A folder is incomplete or holds something else.
+        DownloadError: A drafter cannot be fetched.
+        ModelNotFoundError: One is written as a source, but wrongly.
         InvalidRequestError: A name is empty, that of a text source, or given twice.
     """
     named: dict[str, Path] = {}
     for text in told:
-        name, equals, file = text.partition("=")
-        path = Path(file if equals and not Path(text).exists() else text)
-        if path == Path(text):
-            name = path.stem
+        name, equals, drafter = text.partition("=")
+        if not equals or Path(text).exists():
+            name, drafter = Path(text).stem, text
         if not name.strip() or name in (LOOKUP, CORPUS):
             raise InvalidRequestError(
                 f"--drafter {text} has the name {name!r}.",
@@ -36,27 +42,28 @@ def named_files(told: Sequence[str]) -> dict[str, Path]:
             )
         if name in named:
             raise InvalidRequestError(
-                f"Two drafters are called {name!r}: {named[name]} and {path}.",
+                f"Two drafters are called {name!r}: {named[name]} and {drafter}.",
                 remedy="Name them, as in --drafter old=a/drafter.safetensors --drafter "
                 "new=b/drafter.safetensors.",
                 field="drafter",
             )
-        named[name] = path
+        named[name] = resolve_drafter(drafter)
     return named
 
 
-def read_configs(files: Mapping[str, Path]) -> dict[str, NetworkConfig]:
+def read_configs(files: Mapping[str, Path]) -> dict[str, NetworkConfig | PublicConfig]:
     """Read the configurations of drafters, without their weights.
 
     Raises:
         CheckpointError: A file is missing, damaged, or no drafter.
+        UnsupportedError: A public network has a part that this engine does not run.
     """
-    return {name: read_config(path) for name, path in files.items()}
+    return {name: read_drafter_config(path) for name, path in files.items()}
 
 
 def open_drafters(
     files: Mapping[str, Path],
-    configs: Mapping[str, NetworkConfig],
+    configs: Mapping[str, NetworkConfig | PublicConfig],
     target: TargetModel,
     fingerprint: str,
 ) -> dict[str, Drafter]:
@@ -84,6 +91,7 @@ def open_drafters(
     return opened
 
 
-def tapped(target: TargetModel, taps: Sequence[int]) -> TargetModel:
-    """Give a target with other taps; weights are shared."""
-    return TargetModel(target.config, target.weights, target.dtype, target.device, tuple(taps))
+def tapped(target: TargetModel, taps: Sequence[int] | None) -> TargetModel:
+    """Give a target with other taps, EAGLE-3's if None; weights are shared."""
+    chosen = None if taps is None else tuple(taps)
+    return TargetModel(target.config, target.weights, target.dtype, target.device, chosen)

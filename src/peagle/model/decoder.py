@@ -6,11 +6,20 @@ from typing import Protocol
 
 import torch
 
-from peagle.errors import CheckpointError
 from peagle.model.attention import AttentionPlan
 from peagle.model.config import DecoderConfig
-from peagle.model.linear import Linear
+from peagle.model.folder_checkpoint import missing_tensor, require_shape
+from peagle.model.invariance import RowLadder
+from peagle.model.linear import Linear, product_ladder
+from peagle.model.quantized_linear import (
+    QuantizedLinear,
+    QuantizedWeight,
+    joined,
+    quantized_ladder,
+    shape_of,
+)
 from peagle.model.rope import rotate
+from peagle.quantization import Quantization
 
 
 def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -28,6 +37,27 @@ def silu(gate: torch.Tensor) -> torch.Tensor:
     """
     wide = gate.float()
     return (wide / wide.neg().exp_().add_(1)).to(gate.dtype)
+
+
+class Product(Protocol):
+    """A product with a weight: `Linear`, or `QuantizedLinear`."""
+
+    most_rows: int | None
+    shape: tuple[int, int]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weight, which one product reads."""
+        ...
+
+    @property
+    def layout(self) -> str:
+        """How the weight is kept, as a person reads it."""
+        ...
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Multiply `rows` `[rows, in]`, giving `[rows, out]`."""
+        ...
 
 
 class Memory(Protocol):
@@ -87,11 +117,11 @@ class Layer:
     """Weights of one decoder layer; query and key rows pair neighbouring values (`rope`)."""
 
     attention_norm: torch.Tensor
-    query_key_value: Linear
-    attention_out: Linear
+    query_key_value: Product
+    attention_out: Product
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Product
+    down: Product
 
     def __call__(
         self, residual: torch.Tensor, config: DecoderConfig, memory: Memory
@@ -126,7 +156,7 @@ class Layer:
         residual = residual + self.attention_out(attended.to(residual.dtype))
         return residual + self._mlp(rms_norm(residual, self.mlp_norm, config.rms_norm_eps))
 
-    def products(self) -> tuple[Linear, Linear, Linear, Linear]:
+    def products(self) -> tuple[Product, Product, Product, Product]:
         """The layer's products with weights."""
         return self.query_key_value, self.attention_out, self.gate_up, self.down
 
@@ -142,13 +172,13 @@ class DecoderWeights:
     embedding: torch.Tensor
     layers: list[Layer]
     norm: torch.Tensor
-    head: Linear
+    head: Product
 
     @classmethod
     def prepare(
         cls,
         config: DecoderConfig,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, torch.Tensor | QuantizedWeight],
         dtype: torch.dtype,
         device: torch.device,
     ) -> "DecoderWeights":
@@ -156,69 +186,81 @@ class DecoderWeights:
 
         Args:
             config: The model's shape.
-            tensors: By Hugging Face name, query and key rows already in neighbouring pairs.
+            tensors: By Hugging Face name, query and key rows already in neighbouring pairs. The
+                weights of products may be quantised: then all of them are, and so is an
+                `lm_head.weight`, even beside a tied embedding.
             dtype: What to compute in.
             device: Where.
 
         Raises:
             CheckpointError: A tensor is missing or has another shape than the configuration says.
         """
-        hidden, width = config.hidden_size, config.num_heads * config.head_dim
-        kv_width = config.num_kv_heads * config.head_dim
+        shapes = config.tensor_shapes()
 
-        def tensor(name: str, *shape: int) -> torch.Tensor:
+        def found(name: str) -> torch.Tensor | QuantizedWeight:
             if name not in tensors:
-                raise CheckpointError(
-                    f"The checkpoint has no tensor {name!r}.",
-                    remedy="A shard may be missing; fetch the model again.",
-                    field=name,
-                )
-            found = tensors[name]
-            if tuple(found.shape) != shape:
-                raise CheckpointError(
-                    f"The tensor {name!r} has the shape {list(found.shape)}, "
-                    f"but the configuration says {list(shape)}.",
-                    remedy="Weights and config.json belong to different models; fetch both again.",
-                    field=name,
-                )
-            return found.to(device=device, dtype=dtype)
+                raise missing_tensor(name)
+            weight = tensors[name]
+            has = weight.shape if isinstance(weight, torch.Tensor) else shape_of(weight)
+            require_shape(name, has, shapes[name])
+            return weight
+
+        def tensor(name: str) -> torch.Tensor:
+            weight = found(name)
+            assert isinstance(weight, torch.Tensor)
+            return weight.to(device=device, dtype=dtype)
+
+        def product(*names: str) -> Product:
+            """Multiply with weights on top of one another."""
+            weights = [found(name) for name in names]
+            quantised = [weight for weight in weights if not isinstance(weight, torch.Tensor)]
+            if quantised:
+                return QuantizedLinear(joined(quantised, device))
+            return Linear(torch.cat([tensor(name) for name in names]))
 
         def layer(index: int) -> Layer:
             at = f"model.layers.{index}."
             attention, mlp = at + "self_attn.", at + "mlp."
             return Layer(
-                attention_norm=tensor(at + "input_layernorm.weight", hidden),
-                query_key_value=Linear(
-                    torch.cat([
-                        tensor(attention + "q_proj.weight", width, hidden),
-                        tensor(attention + "k_proj.weight", kv_width, hidden),
-                        tensor(attention + "v_proj.weight", kv_width, hidden),
-                    ])
+                attention_norm=tensor(at + "input_layernorm.weight"),
+                query_key_value=product(
+                    *(attention + f"{part}_proj.weight" for part in ("q", "k", "v"))
                 ),
-                attention_out=Linear(tensor(attention + "o_proj.weight", hidden, width)),
-                mlp_norm=tensor(at + "post_attention_layernorm.weight", hidden),
-                gate_up=Linear(
-                    torch.cat([
-                        tensor(mlp + "gate_proj.weight", config.intermediate_size, hidden),
-                        tensor(mlp + "up_proj.weight", config.intermediate_size, hidden),
-                    ])
-                ),
-                down=Linear(tensor(mlp + "down_proj.weight", hidden, config.intermediate_size)),
-            )  # fmt: skip
+                attention_out=product(attention + "o_proj.weight"),
+                mlp_norm=tensor(at + "post_attention_layernorm.weight"),
+                gate_up=product(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
+                down=product(mlp + "down_proj.weight"),
+            )
 
-        embedding = tensor("model.embed_tokens.weight", config.vocab_size, hidden)
-        head = (
-            embedding
-            if config.tied_embeddings
-            else tensor("lm_head.weight", config.vocab_size, hidden)
-        )
+        embedding = tensor("model.embed_tokens.weight")
+        own_head = not isinstance(tensors.get("lm_head.weight"), torch.Tensor | None)
+        tied = config.tied_embeddings and not own_head
         return cls(
             embedding=embedding,
             layers=[layer(index) for index in range(config.num_layers)],
-            norm=tensor("model.norm.weight", hidden),
-            head=Linear(head),
+            norm=tensor("model.norm.weight"),
+            head=Linear(embedding) if tied else product("lm_head.weight"),
         )
 
-    def products(self) -> list[Linear]:
+    @property
+    def quantization(self) -> Quantization:
+        """What the products of the layers are quantised to."""
+        first = self.layers[0].query_key_value
+        return first.quantization if isinstance(first, QuantizedLinear) else "none"
+
+    def row_ladder(self, dtype: torch.dtype, device: torch.device) -> RowLadder:
+        """Row counts on which all products agree, measured.
+
+        Args:
+            dtype: What is computed in.
+            device: Where.
+        """
+        products = self.products()
+        quantised = [product for product in products if isinstance(product, QuantizedLinear)]
+        if quantised:
+            return quantized_ladder(quantised)
+        return product_ladder({product.shape for product in products}, dtype, device)
+
+    def products(self) -> list[Product]:
         """All products with weights."""
         return [product for layer in self.layers for product in layer.products()] + [self.head]

@@ -1,6 +1,7 @@
 """Read a decoder from a Hugging Face folder: `config.json` and safetensors."""
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from peagle.errors import CheckpointError
-from peagle.model.config import DecoderConfig
+from peagle.model.config import DecoderConfig, quantised_by_others
 from peagle.model.rope import pair_neighbours
 
 _INDEX = "model.safetensors.index.json"
+# Files by which older releases of these programs say what config.json says today.
+_OLDER_QUANTISERS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 class FolderCheckpoint:
@@ -28,6 +31,9 @@ class FolderCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        for name, method in _OLDER_QUANTISERS.items():
+            if (folder / name).is_file():
+                raise quantised_by_others(method)
         self.config = DecoderConfig.from_hugging_face(read_json(folder / "config.json"))
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -43,6 +49,30 @@ class FolderCheckpoint:
             elif name.endswith("self_attn.k_proj.weight"):
                 found[name] = pair_neighbours(weight, self.config.num_kv_heads)
         return found
+
+
+def missing_tensor(name: str) -> CheckpointError:
+    """Describe a checkpoint without a tensor that its configuration wants."""
+    return CheckpointError(
+        f"The checkpoint has no tensor {name!r}.",
+        remedy="A shard may be missing; fetch the model again.",
+        field=name,
+    )
+
+
+def require_shape(name: str, has: Sequence[int], wanted: Sequence[int]) -> None:
+    """Check a tensor's shape against what the configuration says.
+
+    Raises:
+        CheckpointError: It is another one.
+    """
+    if tuple(has) != tuple(wanted):
+        raise CheckpointError(
+            f"The tensor {name!r} has the shape {list(has)}, "
+            f"but the configuration says {list(wanted)}.",
+            remedy="Weights and config.json belong to different models; fetch both again.",
+            field=name,
+        )
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:

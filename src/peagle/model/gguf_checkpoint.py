@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import quants
+from numpy.typing import NDArray
 
 from peagle.catalog.gguf_header import GGUFTensor, read_gguf_header
 from peagle.errors import CheckpointError, UnsupportedError
@@ -59,6 +60,21 @@ class GGUFCheckpoint:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Give every weight by its Hugging Face name, float32, in Hugging Face's row order."""
         config = self.config
+        for name, stored in self.stored():
+            weight = self.values(stored)
+            # The converter paired neighbouring values; Hugging Face pairs halves.
+            if name.endswith("q_proj.weight"):
+                weight = split_pairs(weight, config.num_heads)
+            elif name.endswith("k_proj.weight"):
+                weight = split_pairs(weight, config.num_kv_heads)
+            yield name, weight
+
+    def stored(self) -> Iterator[tuple[str, GGUFTensor]]:
+        """Give every weight's Hugging Face name and where it lies.
+
+        Raises:
+            UnsupportedError: A tensor is not one of the Llama family's.
+        """
         for stored in self.header.tensors:
             if stored.name.endswith(_IGNORED):
                 continue
@@ -70,18 +86,20 @@ class GGUFCheckpoint:
                     remedy="This engine runs plain Llama, SmolLM2 and Mistral decoders.",
                     field=stored.name,
                 )
-            weight = self._values(stored)
-            # The converter paired neighbouring values; Hugging Face pairs halves.
-            if name.endswith("q_proj.weight"):
-                weight = split_pairs(weight, config.num_heads)
-            elif name.endswith("k_proj.weight"):
-                weight = split_pairs(weight, config.num_kv_heads)
-            yield name, weight
+            yield name, stored
 
-    def _values(self, stored: GGUFTensor) -> torch.Tensor:
-        """Read a tensor, `[rows, columns]` in float32."""
+    def packed(self, stored: GGUFTensor) -> NDArray[np.uint8]:
+        """Read a tensor as it is packed, `[rows, bytes]`."""
         packed = np.fromfile(self.path, np.uint8, stored.size, offset=stored.start)
-        rows = packed.reshape(quants.quant_shape_to_byte_shape(stored.shape, stored.kind))
+        return packed.reshape(quants.quant_shape_to_byte_shape(stored.shape, stored.kind))
+
+    def values(self, stored: GGUFTensor) -> torch.Tensor:
+        """Read a tensor in the file's own row order, float32 `[rows, columns]`.
+
+        Raises:
+            UnsupportedError: Its quantisation is not one we read.
+        """
+        rows = self.packed(stored)
         try:
             return torch.from_numpy(quants.dequantize(rows, stored.kind))
         except NotImplementedError:
@@ -158,7 +176,7 @@ class GGUFCheckpoint:
         factors = next((t for t in self.header.tensors if t.name == _ROPE_FACTORS), None)
         if factors is None:
             return None
-        stored = self._values(factors)
+        stored = self.values(factors)
         scaling = RopeScaling(
             factor=float(stored.max()),
             low_freq_factor=1.0,

@@ -19,6 +19,8 @@ class Linear:
     the plain weight is then not kept.
 
     Attributes:
+        shape: `(out, in)`.
+        weight_bytes: Memory of the weight, which one product reads.
         most_rows: More rows are multiplied in blocks of so many, because the kernel for more
             would sum in another order (`invariance`).
     """
@@ -27,9 +29,15 @@ class Linear:
         self.most_rows: int | None = None
         self.shape = (weight.shape[0], weight.shape[1])
         self.prepacked = prepacks(weight.dtype, weight.device)
+        self.weight_bytes = weight.numel() * weight.itemsize
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight, 16) if self.prepacked else weight
         )
+
+    @property
+    def layout(self) -> str:
+        """How the weight is kept, as a person reads it."""
+        return "in oneDNN's blocked layout" if self.prepacked else "as they are"
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Multiply `rows` `[rows, in]`, giving `[rows, out]`."""

@@ -1,5 +1,6 @@
 """The target model: rows in; logits, features and a way to commit rows out."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -9,9 +10,9 @@ import torch
 from peagle.model.config import DecoderConfig
 from peagle.model.decoder import DecoderWeights, rms_norm
 from peagle.model.kv_cache import KVCache
-from peagle.model.linear import product_ladder
 from peagle.model.passes import Pass, PassPlanner, PlannedStep
 from peagle.model.rows import SequenceRows
+from peagle.quantization import Quantization
 
 # Products take the rows of a pass in blocks of a verified size, but everything around them, some
 # hundred small operations, runs once a pass.
@@ -27,11 +28,13 @@ class StepOutput:
         features: For each sequence the tapped residual streams `[rows, taps * hidden]`; empty if
             they were not asked for.
         step: The rows, to be committed.
+        planning_s: Seconds that went into planning the passes, before the first of them.
     """
 
     logits: list[torch.Tensor]
     features: list[torch.Tensor]
     step: PlannedStep
+    planning_s: float = 0.0
 
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
         """Keep the rows of one path for each sequence (`PlannedStep.commit`)."""
@@ -63,12 +66,23 @@ class TargetModel:
         self.device = device
         self.taps = config.default_taps if taps is None else taps
         products = weights.products()
-        ladder = product_ladder({product.shape for product in products}, dtype, device)
+        ladder = weights.row_ladder(dtype, device)
         for product in products:
             product.most_rows = ladder.largest
         self.planner = PassPlanner(
             config, ladder, device, rows_per_pass=BLOCKS_PER_PASS * ladder.largest
         )
+
+    @property
+    def quantization(self) -> Quantization:
+        """What the weights of its products are quantised to."""
+        return self.weights.quantization
+
+    @property
+    def precision(self) -> str:
+        """What it is computed in, in a word: the quantisation, or else the dtype."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return dtype if self.quantization == "none" else f"{self.quantization} ({dtype} between)"
 
     @property
     def rows_per_block(self) -> int:
@@ -107,7 +121,9 @@ class TargetModel:
         Returns:
             Logits and features, row for row the same bits whatever else is in the step.
         """
+        began = time.perf_counter()
         step = self.planner.plan(cache, rows)
+        planned = time.perf_counter()
         outputs = [self._run(one, features) for one in step.passes]
         residual = _joined([residual for residual, _ in outputs])
         split = [len(part.tokens) for part in rows]
@@ -117,6 +133,7 @@ class TargetModel:
             if features
             else [],
             step=step,
+            planning_s=planned - began,
         )
 
     def _run(self, one: Pass, features: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -46,6 +46,14 @@ class Eagle3Drafter(Drafter):
 
     network: Eagle3Network
 
+    def pass_rows(self, waiting: Sequence[int], limits: Sequence[DraftLimits]) -> list[int]:
+        """Rows of the passes: all new slots, and then the tree's so far for each further level."""
+        widths = [(limit.depth, min(limit.roots, limit.nodes)) for limit in limits]
+        deepest = max((depth for depth, _ in widths), default=0)
+        levels = range(1, deepest)
+        further = [sum(width * n for depth, width in widths if depth > n) for n in levels]
+        return [sum(waiting), *further]
+
     def _predict(
         self,
         states: Sequence[DrafterState],

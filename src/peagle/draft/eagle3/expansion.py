@@ -36,7 +36,9 @@ class Expansion:
     the children of a level are asked about next (arXiv 2406.16858; its top-k is our number of
     parallel trees, so one tree is a chain). A child that could have no place in the best tree of
     `nodes` nodes is not asked about, since nothing behind it could have one either: the best tree
-    is the same, and drafting ends as soon as it is settled.
+    is the same, and drafting ends as soon as it is settled. It ends before that where the next
+    level is not worth its price: what it will promise is foretold from the share of probability
+    that the level before it kept.
 
     Args:
         limits: How much of the tree is wanted.
@@ -93,6 +95,10 @@ class Expansion:
             )
         self._ranks.extend(node.rank for node, _ in met)
         chosen = self._worth_asking(met) if self.levels < self._limits.depth else []
+        asked = sum(node.value for node in self._newest)
+        kept = sum(node.value for node, _ in met) / asked if asked else 0.0
+        if kept * sum(node.value for node, _ in chosen) < self._limits.price:
+            chosen = []
         self._newest = []
         self.asked_by = []
         for node, place in chosen:

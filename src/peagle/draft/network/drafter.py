@@ -25,11 +25,14 @@ class DraftLimits:
         depth: Most levels.
         nodes: Most nodes that the tree can have.
         roots: Most nodes that the tree can have at depth 1.
+        price: Tokens that asking for another level must promise; a level that shares its pass with
+            all others is free.
     """
 
     depth: int
     nodes: int
     roots: int
+    price: float = 0.0
 
 
 class Drafter(ABC):
@@ -133,6 +136,15 @@ class Drafter(ABC):
         slots = [state.take(state.waiting) for state in drafting]
         drafts = iter(self._predict(drafting, slots, within))
         return [_NOTHING if state.beyond_context else next(drafts) for state in states]
+
+    @abstractmethod
+    def pass_rows(self, waiting: Sequence[int], limits: Sequence[DraftLimits]) -> list[int]:
+        """Rows of each pass that drafting for some sequences takes at most.
+
+        Args:
+            waiting: New slots of each sequence.
+            limits: What each is asked for.
+        """
 
     @abstractmethod
     def _predict(

@@ -21,6 +21,10 @@ class PEagleDrafter(Drafter):
 
     network: PEagleNetwork
 
+    def pass_rows(self, waiting: Sequence[int], limits: Sequence[DraftLimits]) -> list[int]:
+        """Rows of the only pass: all new slots and a mask slot for each further level."""
+        return [sum(waiting) + sum(limit.depth - 1 for limit in limits)]
+
     def _predict(
         self,
         states: Sequence[DrafterState],

@@ -1,11 +1,19 @@
 """The Markov head: what makes deep predictions of a P-EAGLE pass depend on the drafted branch."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from peagle.draft.network.tensors import MARKOV_GATE, MARKOV_OUT, MARKOV_PREVIOUS
 from peagle.model.decoder import rms_norm
+
+SCORED_TOKENS: Final = 512
+"""Tokens of a level that the token before may reorder."""
 
 
 class MarkovHead:
@@ -40,18 +48,24 @@ class MarkovHead:
         """Give `1 + Wg h` for `slots` `[rows, hidden]`: `[rows, rank]`."""
         return 1 + slots.float() @ self._gate.T
 
-    def bias(self, token: int, gate: torch.Tensor) -> torch.Tensor:
-        """What the token before adds to the logits of a slot with `gate` `[rank]`.
-
-        Returns:
-            Float32 `[draft vocab]`.
-        """
+    def previous(self, token: int) -> npt.NDArray[np.float32]:
+        """Give `W1 e` `[rank]` for the token before."""
         before = rms_norm(self._embedding[token].float(), self._unit, self._eps)
-        return self._out @ ((self._previous @ before) * gate)
+        projected: npt.NDArray[np.float32] = (self._previous @ before).cpu().numpy()
+        return projected
+
+    def out(self, ids: torch.Tensor) -> npt.NDArray[np.float32]:
+        """Give the rows of `W2` for some draft ids, `[ids, rank]`."""
+        rows: npt.NDArray[np.float32] = self._out[ids].cpu().numpy()
+        return rows
 
 
 class BranchDistributions:
     """Predictions of one P-EAGLE pass, each deeper one given the token drafted before.
+
+    At a deeper level only the tokens that are most probable without the token before are scored
+    anew; the others keep their share. That leaves out little, and makes asking about a branch a
+    matter of some microseconds.
 
     Args:
         logits: Of each level without the token before, `[levels, draft vocab]`.
@@ -74,6 +88,7 @@ class BranchDistributions:
         self._head = head
         self._ids = target_ids
         self._top = min(top, logits.shape[1])
+        self._levels: dict[int, _Level] = {}
         # Branches often meet in the same token.
         self._told: dict[tuple[int, int | None], tuple[list[int], list[float]]] = {}
 
@@ -87,12 +102,62 @@ class BranchDistributions:
         """Predict the token at `depth` after the draft tokens of `path`."""
         place = (depth, path[-1] if depth > 1 else None)
         told = self._told.get(place)
-        if told is not None:
-            return told
-        logits = self._logits[depth - 1]
-        if depth > 1:
-            logits = logits + self._head.bias(path[-1], self._gates[depth - 1])
+        if told is None:
+            told = self._told[place] = self._first() if depth == 1 else self._after(*place)
+        return told
+
+    def _first(self) -> tuple[list[int], list[float]]:
+        logits = self._logits[0]
         best, ids = logits.topk(self._top)
         probabilities = (best - logits.logsumexp(-1)).exp()
-        self._told[place] = self._ids[ids].tolist(), probabilities.tolist()
-        return self._told[place]
+        return self._ids[ids].tolist(), probabilities.tolist()
+
+    def _after(self, depth: int, token: int | None) -> tuple[list[int], list[float]]:
+        assert token is not None
+        level = self._levels.get(depth)
+        if level is None:
+            level = self._levels[depth] = self._scored(depth)
+        logits = level.logits + level.out @ (self._head.previous(token) * level.gate)
+        highest = max(float(logits.max()), level.others)
+        weights = np.exp(logits - highest)
+        total = float(weights.sum()) + math.exp(level.others - highest)
+        best = np.argsort(-weights, kind="stable")[: self._top]
+        return level.ids[best].tolist(), (weights[best] / total).tolist()
+
+    def _scored(self, depth: int) -> "_Level":
+        """Choose the tokens of a level that are scored anew."""
+        logits: npt.NDArray[np.float32] = self._logits[depth - 1].cpu().numpy()
+        some = max(0, len(logits) - SCORED_TOKENS)
+        ids = np.argpartition(logits, some)[some:] if some else np.arange(len(logits))
+        ids.sort()
+        highest = float(logits.max())
+        weights = np.exp(logits - highest)
+        # What the others weigh; rounding may bring the difference below zero.
+        rest = float(weights.sum()) - float(weights[ids].sum()) if some else 0.0
+        drafts = torch.from_numpy(ids).to(self._ids.device)
+        return _Level(
+            ids=self._ids[drafts].cpu().numpy(),
+            logits=logits[ids],
+            others=highest + math.log(rest) if rest > 0 else -math.inf,
+            out=self._head.out(drafts),
+            gate=self._gates[depth - 1].cpu().numpy(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """The tokens of one level that are scored anew for each token before.
+
+    Attributes:
+        ids: Their target ids.
+        logits: Their logits without the token before.
+        others: Log of the summed exponents of all other tokens.
+        out: Their rows of `W2`, `[tokens, rank]`.
+        gate: The level's gate, `[rank]`.
+    """
+
+    ids: npt.NDArray[np.int64]
+    logits: npt.NDArray[np.float32]
+    others: float
+    out: npt.NDArray[np.float32]
+    gate: npt.NDArray[np.float32]

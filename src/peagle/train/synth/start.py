@@ -70,8 +70,15 @@ def _sidecar(llm: LLM, made_of: dict[str, str], settings: AnswerSettings) -> Sid
             **made_of,
             **settings.model_dump(mode="json"),
             "dtype": str(llm.target.dtype).removeprefix("torch."),
+            **_quantization(llm),
         },
     )
+
+
+def _quantization(llm: LLM) -> dict[str, str]:
+    """Note what the target is quantised to; files from before the choice say nothing."""
+    quantization = llm.target.quantization
+    return {} if quantization == "none" else {"quantization": quantization}
 
 
 def _vocab(llm: LLM) -> int:

@@ -1,0 +1,76 @@
+"""Share a pass out: draft tokens for all answers together, as long as they pay for themselves."""
+
+import heapq
+from collections.abc import Sequence
+
+from peagle.draft.tree import GrowingTree
+from peagle.engine.expectation import Calibration
+
+
+def allocate(
+    trees: Sequence[GrowingTree],
+    calibrations: Sequence[Calibration],
+    seconds: Sequence[float],
+    certain: float,
+) -> tuple[list[int], float]:
+    """Choose how many nodes of each tree a step verifies.
+
+    Nodes are taken in the order of falling probability, whosever they are, and the number of nodes
+    is the one with most expected tokens a second: `certain` and the nodes' probabilities over the
+    step's seconds. As a pass may cost the same for 9 rows as for 16, the expectation may fall
+    before it rises again; nodes are taken on until no number of further ones, were they all as
+    probable as the next can be, could be better than the best so far.
+
+    The choice depends on these arguments alone. Trees grow no further than the decision needs.
+
+    Args:
+        trees: The trees, of which nothing is taken yet; what is taken beyond the chosen nodes
+            is to be cut off.
+        calibrations: What corrects the probabilities of each.
+        seconds: Seconds of the step with 0, 1, … nodes; they never fall. No more nodes are taken
+            than it has entries for.
+        certain: Tokens that the step writes without any draft.
+
+    Returns:
+        How many nodes of each tree to verify, and the expected tokens a second then.
+    """
+    most = len(seconds) - 1
+    expected = certain
+    best, best_rate = 0, certain / seconds[0]
+    taken: list[int] = []
+    # Of equally probable nodes the first answer's come first.
+    corrected = [one.corrected for one in calibrations]
+    queue = [(-corrected[place](tree.bound), place) for place, tree in enumerate(trees)]
+    heapq.heapify(queue)
+    while queue and len(taken) < most:
+        negative, place = queue[0]
+        if not _may_pay(expected, -negative, seconds, len(taken), best_rate):
+            break
+        tree = trees[place]
+        if not tree.settled:
+            tree.settle()
+            heapq.heapreplace(queue, (-corrected[place](tree.bound), place))
+            continue
+        if negative == 0:
+            break
+        expected += corrected[place](tree.take())
+        taken.append(place)
+        heapq.heapreplace(queue, (-corrected[place](tree.bound), place))
+        rate = expected / seconds[len(taken)]
+        if rate > best_rate:
+            best, best_rate = len(taken), rate
+    counts = [0] * len(trees)
+    for place in taken[:best]:
+        counts[place] += 1
+    return counts, best_rate
+
+
+def _may_pay(
+    expected: float, probability: float, seconds: Sequence[float], taken: int, rate: float
+) -> bool:
+    """Whether some number of further nodes of at most this probability could beat `rate`."""
+    for after in range(taken + 1, len(seconds)):
+        expected += probability
+        if expected > rate * seconds[after]:
+            return True
+    return False

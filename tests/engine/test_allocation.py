@@ -1,0 +1,168 @@
+"""Sharing a pass out, over cost curves made by hand."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peagle.draft.tree import GrowingTree
+from peagle.engine.allocation import allocate as allocate_calibrated
+from peagle.engine.expectation import Calibration
+from tests.draft.test_tree import Marginals, some_levels
+
+
+def allocate(
+    trees: Sequence[GrowingTree], seconds: Sequence[float], certain: float
+) -> tuple[list[int], float]:
+    return allocate_calibrated(trees, [Calibration(1.0)] * len(trees), seconds, certain)
+
+
+def chain(*probabilities: float, roots: int = 1, nodes: int = 99) -> GrowingTree:
+    """A tree of one token a level, with its probability given the one before."""
+    levels = [{1: probability} for probability in probabilities]
+    return GrowingTree(Marginals(levels), max_nodes=nodes, max_roots=roots, max_depth=99)
+
+
+def bushy(seed: int, nodes: int = 31) -> GrowingTree:
+    return GrowingTree(Marginals(some_levels(seed)), max_nodes=nodes, max_roots=4, max_depth=9)
+
+
+def steps(*ends: tuple[int, float]) -> list[float]:
+    """Seconds of 0, 1, … nodes: `(last count, seconds)` of each level ground."""
+    seconds: list[float] = []
+    for last, value in ends:
+        seconds += [value] * (last + 1 - len(seconds))
+    return seconds
+
+
+def test_where_rows_cost_nothing_trees_grow_to_their_limits() -> None:
+    counts, rate = allocate([bushy(1, 15), bushy(2, 9)], [0.5] * 100, 2)
+    assert counts == [15, 9]
+    promised = sum(bushy(1, 15).whole().probabilities) + sum(bushy(2, 9).whole().probabilities)
+    assert rate == pytest.approx((2 + promised) / 0.5)
+
+
+def test_where_every_row_costs_as_much_as_the_first_nothing_is_drafted() -> None:
+    linear = [1.0 + nodes for nodes in range(40)]
+    counts, rate = allocate([bushy(1)], linear, 1)
+    assert (counts, rate) == ([0], 1.0)
+    # Not even certain tokens would help then.
+    assert allocate([chain(*[1.0] * 9)], linear, 1)[0] == [0]
+
+
+def test_a_pass_is_filled_up_to_where_it_becomes_dearer() -> None:
+    # 8 rows cost as one, 16 a half more: the last committed token takes one of them.
+    seconds = steps((7, 1.0), (15, 1.5), (31, 3.0))
+    assert allocate([chain(*[0.9] * 20)], seconds, 1)[0] == [7]
+    # With surer tokens the second half pays: 1 + 15 · 0.99 over 1.5 against 1 + 7 · 0.99 over 1.
+    assert allocate([chain(*[0.99] * 20)], seconds, 1)[0] == [15]
+
+
+def test_a_dearer_stretch_is_crossed_where_what_follows_pays() -> None:
+    """Node 8 alone lowers the expectation; nodes 8 to 15 together raise it."""
+    seconds = steps((7, 1.0), (15, 1.25))
+    counts, rate = allocate([chain(*[0.97] * 15)], seconds, 1)
+    promised = list(itertools.accumulate([0.97] * 15, lambda a, b: a * b))
+    assert (1 + sum(promised[:8])) / 1.25 < 1 + sum(promised[:7])
+    assert counts == [15]
+    assert rate == pytest.approx((1 + sum(promised)) / 1.25)
+
+
+def test_a_linear_part_is_paid_for_by_probable_nodes_only() -> None:
+    # A pass costs 1 and each row a tenth more: a node must bring more than its tenth of the rate.
+    seconds = [1.0 + 0.1 * nodes for nodes in range(40)]
+    counts, _ = allocate([chain(0.9, 0.5, 0.4, 0.4)], seconds, 1)
+    # Falling path probabilities 0.9, 0.45, 0.18, 0.07; with two nodes the rate is 2.35 / 1.2.
+    assert counts == [2]
+
+
+def test_of_two_answers_the_more_predictable_one_gets_the_longer_chain() -> None:
+    seconds = [1.0 + 0.12 * nodes for nodes in range(40)]
+
+    def sure() -> GrowingTree:
+        return chain(*[0.9] * 8)
+
+    def unsure(probability: float) -> GrowingTree:
+        return chain(*[probability] * 8)
+
+    assert allocate([sure(), unsure(0.5)], seconds, 2)[0] == [7, 1]
+    assert allocate([unsure(0.5), sure()], seconds, 2)[0] == [1, 7]
+    # At 3.6 tokens a second a node has to bring 0.12 · 3.6.
+    assert allocate([sure(), unsure(0.4)], seconds, 2)[0] == [7, 0]
+
+
+def test_one_answer_gets_a_full_tree_where_sixteen_get_short_chains() -> None:
+    # Rows are free up to 16 and dear behind.
+    seconds = [1.0 if rows <= 16 else 1.0 + 0.2 * (rows - 16) for rows in range(1, 300)]
+    assert allocate([chain(*[0.8] * 15, nodes=15)], seconds, 1)[0] == [15]
+    many = [chain(*[0.8] * 15, nodes=15) for _ in range(16)]
+    counts, rate = allocate(many, seconds[15:], 16)
+    assert max(counts) <= 1
+    assert rate >= 16.0
+
+
+def test_no_more_nodes_than_a_tree_or_the_step_may_have() -> None:
+    free = [1.0] * 12
+    assert allocate([chain(*[0.9] * 20, nodes=3), chain(*[0.5] * 20, nodes=4)], free, 2)[0] == [
+        3,
+        4,
+    ]
+    assert sum(allocate([chain(*[0.9] * 20), chain(*[0.8] * 20)], free, 2)[0]) == 11
+    assert allocate([], free, 3) == ([], 3.0)
+    assert allocate([chain(0.9)], [1.0], 1)[0] == [0]
+
+
+def test_equally_probable_nodes_go_to_the_first_answer() -> None:
+    assert allocate([chain(0.5), chain(0.5)], [1.0, 1.1], 2)[0] == [1, 0]
+
+
+def test_nodes_that_come_oftener_than_promised_are_worth_more() -> None:
+    seconds = [1.0 + 0.12 * nodes for nodes in range(40)]
+    trees = chain(*[0.5] * 8), chain(*[0.6] * 8)
+    calibrations = Calibration(4.0), Calibration(1.0)
+    counts, rate = allocate_calibrated(trees, calibrations, seconds, 2)
+    # Odds times four: 1/2 counts as 4/5, 1/4 as 4/7, 1/8 as 4/11, 1/16 as 4/19.
+    assert counts == [3, 2]
+    assert rate == pytest.approx((2 + 4 / 5 + 4 / 7 + 4 / 11 + 0.6 + 0.36) / 1.6)
+
+
+def test_an_answer_whose_first_nodes_cannot_pay_is_not_asked() -> None:
+    class Silent(Marginals):
+        def children(self) -> list[tuple[float, int, object]]:  # type: ignore[override]
+            raise AssertionError("asked")
+
+    tree = GrowingTree(Silent([]), max_nodes=9, max_roots=4, max_depth=9)
+    assert allocate([tree], [1.0 + nodes for nodes in range(9)], 1)[0] == [0]
+    with pytest.raises(AssertionError, match="asked"):
+        allocate([tree], [1.0] * 9, 1)
+
+
+def best_by_trying(trees: Sequence[GrowingTree], seconds: Sequence[float], certain: float) -> float:
+    """The best rate over all numbers of nodes, each of the most probable ones."""
+    every = sorted((p for tree in trees for p in tree.whole().probabilities), reverse=True)
+    sums = [0.0, *itertools.accumulate(every)]
+    return max((certain + s) / t for s, t in zip(sums, seconds, strict=False))
+
+
+@given(st.integers(0, 10**6), st.integers(1, 6))
+@settings(max_examples=80, deadline=None)
+def test_no_other_number_of_nodes_would_be_better(seed: int, answers: int) -> None:
+    random = np.random.default_rng(seed)
+    rises = random.choice([0.0, 0.02, 0.3], 200) * random.random(200)
+    seconds = (0.5 + rises.cumsum()).tolist()
+    trees = [bushy(seed + place) for place in range(answers)]
+    counts, rate = allocate(trees, seconds, answers)
+    again = [bushy(seed + place) for place in range(answers)]
+    assert rate == pytest.approx(best_by_trying(again, seconds, answers))
+    assert allocate([bushy(seed + place) for place in range(answers)], seconds, answers) == (
+        counts,
+        rate,
+    )
+    promised = sum(
+        sum(tree.tree.first(count).probabilities) for tree, count in zip(trees, counts, strict=True)
+    )
+    assert rate == pytest.approx((answers + promised) / seconds[sum(counts)])
+    assert rate >= answers / seconds[0], "drafting must never lose to not drafting"
