@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 MODEL  := smollm2-135m-instruct
 # Whether bits agree must be seen with all threads; other tests run in two processes of one thread.
 THREADED := tests/engine/test_lossless.py tests/evaluate/test_row_check.py \
-	tests/model/test_invariance.py tests/model/test_target.py
+	tests/model/test_invariance.py tests/model/test_torch_target.py
 
 .PHONY: demo test check clean
 

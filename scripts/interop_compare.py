@@ -33,7 +33,7 @@ from peagle.draft.network.trunk import SlotRows
 from peagle.draft.peagle.network import PEagleNetwork
 from peagle.evaluate.workload import read_workload
 from peagle.model.rows import SequenceRows
-from peagle.model.target import TargetModel
+from peagle.model.target import Target
 
 CACHE_BYTES = 256 << 20
 EXCUSED_SHARE = 0.01
@@ -87,7 +87,7 @@ class Chains:
 
     def __init__(
         self,
-        model: TargetModel,
+        model: Target,
         network: PEagleNetwork,
         texts: Sequence[Sequence[int]],
         depth: int,
@@ -121,7 +121,7 @@ class Chains:
         return dict(zip(contexts, logits, strict=True))
 
 
-def _features(model: TargetModel, tokens: Sequence[int]) -> torch.Tensor:
+def _features(model: Target, tokens: Sequence[int]) -> torch.Tensor:
     """Read a text as serving does, giving `[len(tokens), taps * hidden]`."""
     cache = model.new_cache(CACHE_BYTES)
     sequence = cache.open(len(tokens))

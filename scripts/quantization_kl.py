@@ -20,7 +20,7 @@ from peagle.catalog import resolve
 from peagle.evaluate.divergence import divergences
 from peagle.evaluate.recorded import Recorded
 from peagle.model.loading import DTYPES, load_target
-from peagle.model.target import TargetModel
+from peagle.model.target import Target
 
 ANSWERS = Path(__file__).parent.parent / "tests" / "draft" / "public_answers.jsonl.gz"
 
@@ -40,7 +40,7 @@ def read_answers(file: Path, every: int, max_tokens: int | None) -> list[Recorde
     ]
 
 
-def load(files: Path, kind: str) -> TargetModel:
+def load(files: Path, kind: str) -> Target:
     if kind in DTYPES:
         return load_target(files, dtype=kind).model
     return load_target(files, quantization=kind).model

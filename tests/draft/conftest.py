@@ -14,7 +14,7 @@ from peagle.draft.mixture import MixturePrior
 from peagle.model.config import DecoderConfig
 from peagle.model.decoder import DecoderWeights
 from peagle.model.rope import pair_neighbours
-from peagle.model.target import TargetModel
+from peagle.model.torch_target import TorchTarget
 from tests.draft.tiny_drafter import CPU, HIDDEN, TAPS, VOCAB
 
 SHIPPED_CORPUS = DATA_FOLDER / "corpora" / "smollm2-135m-instruct.safetensors"
@@ -89,7 +89,7 @@ def make_target(llama):
             tensors[name] = pair_neighbours(weight, config.num_kv_heads)
     weights = DecoderWeights.prepare(config, tensors, torch.float32, CPU)
 
-    def make(taps: tuple[int, ...] = TAPS) -> TargetModel:
-        return TargetModel(config, weights, torch.float32, CPU, taps)
+    def make(taps: tuple[int, ...] = TAPS) -> TorchTarget:
+        return TorchTarget(config, weights, torch.float32, CPU, taps)
 
     return make

@@ -13,7 +13,8 @@ from peagle.engine.costs import CostCurve, StepCosts
 from peagle.engine.engine import Engine
 from peagle.model.kv_cache import KVCache
 from peagle.model.rows import SequenceRows
-from peagle.model.target import StepOutput, TargetModel
+from peagle.model.target import StepOutput
+from peagle.model.torch_target import TorchTarget
 from tests.conftest import FREE
 from tests.engine.test_lossless import plainly
 
@@ -49,15 +50,15 @@ def llm(smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Rows of the writing answers, step by step."""
     told: list[list[int]] = []
-    forward = TargetModel.forward
+    forward = TorchTarget.forward
 
     def recorded(
-        self: TargetModel, cache: KVCache, rows: Sequence[SequenceRows], **options: bool
+        self: TorchTarget, cache: KVCache, rows: Sequence[SequenceRows], **options: bool
     ) -> StepOutput:
         told.append([len(part.tokens) for part in rows if part.parents is not None])
         return forward(self, cache, rows, **options)
 
-    monkeypatch.setattr(TargetModel, "forward", recorded)
+    monkeypatch.setattr(TorchTarget, "forward", recorded)
     return told
 
 

@@ -10,7 +10,7 @@ from peagle.model.decoder import DecoderWeights
 from peagle.model.quantized_linear import QuantizedWeight
 from peagle.model.quantizing import quantize_int4, quantize_int8
 from peagle.model.rope import pair_neighbours
-from peagle.model.target import TargetModel
+from peagle.model.torch_target import TorchTarget
 from peagle.quantization import Quantization
 
 CPU = torch.device("cpu")
@@ -69,7 +69,7 @@ def target_from(
     dtype: torch.dtype = torch.float32,
     taps: tuple[int, ...] | None = None,
     quantization: Quantization = "none",
-) -> TargetModel:
+) -> TorchTarget:
     """Make our target with the weights of a transformers model."""
     tensors: dict[str, torch.Tensor | QuantizedWeight] = {}
     for name, weight in reference.state_dict().items():
@@ -80,7 +80,7 @@ def target_from(
             kept = pair_neighbours(kept, config.num_kv_heads)
         tensors[name] = kept if quantization == "none" else quantised(name, kept, quantization)
     weights = DecoderWeights.prepare(config, tensors, dtype, CPU)
-    return TargetModel(config, weights, dtype, CPU, taps)
+    return TorchTarget(config, weights, dtype, CPU, taps)
 
 
 def quantised(
@@ -99,6 +99,6 @@ def random_target(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     quantization: Quantization = "none",
-) -> TargetModel:
+) -> TorchTarget:
     """Make our target with random weights."""
     return target_from(reference_model(config, seed), config, dtype, quantization=quantization)

@@ -12,7 +12,7 @@ from peagle.model.quantized_linear import QuantizedWeight
 from peagle.model.rope import pair_neighbours
 from peagle.model.rows import SequenceRows
 from peagle.model.smoothing import smoothed_weights
-from peagle.model.target import TargetModel
+from peagle.model.torch_target import TorchTarget
 from tests.model.random_models import CPU, GROUPED, WINDOWED, quantised, reference_model
 
 TEXT = [11 * token % 320 for token in range(90)]
@@ -51,7 +51,7 @@ def logits(config: DecoderConfig, tensors: dict[str, torch.Tensor], *, int8: boo
         for name, weight in tensors.items()
     }
     weights = DecoderWeights.prepare(config, made, torch.float32, CPU)
-    target = TargetModel(config, weights, torch.float32, CPU)
+    target = TorchTarget(config, weights, torch.float32, CPU)
     cache = target.new_cache(1 << 22)
     return target.forward(cache, [SequenceRows(cache.open(len(TEXT)), TEXT)]).logits[0]
 

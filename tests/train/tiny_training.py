@@ -9,7 +9,7 @@ import torch
 from peagle.draft.peagle.config import PEagleConfig
 from peagle.model.config import DecoderConfig
 from peagle.model.rows import SequenceRows
-from peagle.model.target import TargetModel
+from peagle.model.torch_target import TorchTarget
 from peagle.train.features import Document, FeatureReader
 from peagle.train.networks.peagle import PEagleTraining
 from peagle.train.recipe import Recipe
@@ -22,7 +22,7 @@ TAPS = (1, 2, 3)
 SAME = {"model": "tiny", "recipe": "one", "data": "same"}
 
 
-def tapped_target(config: DecoderConfig = GROUPED) -> TargetModel:
+def tapped_target(config: DecoderConfig = GROUPED) -> TorchTarget:
     target = random_target(config)
     target.taps = TAPS
     return target

@@ -20,6 +20,7 @@ _MEASURING_S: Final = 3.0
 def doctor(
     model: ModelOption = DEFAULT_MODEL,
     device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
     dtype: Annotated[
         str, typer.Option(help="auto checks bfloat16 and float32, unless --quantization is given.")
     ] = "auto",
@@ -60,19 +61,18 @@ def doctor(
     console.print(f"usual for {resolved.name} here: quantization {usual}")
     for one_dtype, one_quantization in _checked(dtype, quantization, usual):
         loaded = load_target(
-            resolved.files, dtype=one_dtype, quantization=one_quantization, device=device
+            resolved.files,
+            dtype=one_dtype,
+            quantization=one_quantization,
+            device=device,
+            backend=backend,
         )
         target = loaded.model
-        ladder, queries = target.planner.ladder, target.planner.query_ladder
-        console.print(f"\n[bold]{resolved.name} in {target.precision} on {target.device}[/bold]")
         console.print(
-            f"Products agree for {_listed(ladder.counts)} rows: they take a pass of up to "
-            f"{target.rows_per_pass} rows in blocks of {ladder.largest}, the last one padded to "
-            f"the next of these."
+            f"\n[bold]{resolved.name} in {target.precision} on {target.device}, "
+            f"{target.backend}[/bold]"
         )
-        console.print(f"Products with a page of keys agree for {_listed(queries.counts)} queries.")
-        layouts = dict.fromkeys(product.layout for product in target.weights.products())
-        console.print(f"Weights: {loaded.weight_bytes / 1e6:.0f} MB, kept {' and '.join(layouts)}.")
+        console.print(f"Weights: {loaded.weight_bytes / 1e6:.0f} MB. {target.row_independence}")
         with Progress(console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("Comparing rows")
             check = check_rows(target, partial(_show, progress, bar))
@@ -96,9 +96,12 @@ def doctor(
             f"further 1000 tokens of its context {costs.per_key * 1e6:.1f} ms, and "
             f"{costs.per_row_key * 1e6:.2f} ms for each of its rows."
         )
-        # An embedding is looked up, not read whole.
-        reading = sum(product.weight_bytes for product in target.weights.products()) / bandwidth
-        console.print(f"Reading the weights once takes {reading * 1000:.1f} ms at this bandwidth.")
+        reading = target.bytes_read_per_pass / bandwidth
+        console.print(
+            f"Reading the weights once takes {reading * 1000:.1f} ms at this bandwidth: a pass "
+            f"over 1 row takes {costs.target.at(1) / reading:.1f} times as long, one over 16 rows "
+            f"{costs.target.at(16) / reading:.1f} times."
+        )
     if not sound:
         raise typer.Exit(_BROKEN)
 
@@ -135,7 +138,3 @@ def _curve(curve: "CostCurve") -> "Table":
 
 def _show(progress: "Progress", bar: "TaskID", done: int, total: int) -> None:
     progress.update(bar, completed=done, total=total)
-
-
-def _listed(counts: tuple[int, ...]) -> str:
-    return ", ".join(map(str, counts[:-1])) + (f" and {counts[-1]}" if counts[1:] else "")

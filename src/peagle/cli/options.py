@@ -41,6 +41,13 @@ QuantizationOption = Annotated[
     str, typer.Option(help="none, int8, int4, or auto: what is usual for the model.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+BackendOption = Annotated[
+    str, typer.Option(help="native, torch, or auto: the native step wherever it runs the model.")
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Threads to compute with.", show_default="one for each core"),
+]
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,8 @@ class ModelOptions:
     dtype: DtypeOption = "auto"
     quantization: QuantizationOption = "auto"
     device: DeviceOption = "auto"
+    backend: BackendOption = "auto"
+    threads: ThreadsOption = None
 
     def load(self, *, speculate: bool, max_concurrent: int | None = None) -> "LLM":
         """Load the model.
@@ -101,6 +110,8 @@ class ModelOptions:
             dtype=self.dtype,
             quantization=self.quantization,
             device=self.device,
+            backend=self.backend,
+            threads=self.threads,
             max_concurrent=max_concurrent or DEFAULT_MAX_CONCURRENT,
         )
 

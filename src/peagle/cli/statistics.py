@@ -21,6 +21,7 @@ def as_object(result: Result, llm: LLM) -> dict[str, Any]:
         },
         "dtype": str(llm.target.dtype).removeprefix("torch."),
         "quantization": llm.target.quantization,
+        "backend": llm.target.backend,
         "speculation": {
             "method": result.method,
             "target_passes": statistics.target_passes,
@@ -56,7 +57,7 @@ def as_table(result: Result, llm: LLM) -> Table:
         "draft tokens": f"{statistics.drafted_tokens}, accepted {statistics.accepted_tokens}",
         "prompt": f"{len(result.prompt_token_ids)} tokens",
         "answer": f"{len(result.token_ids)} tokens, ended by {result.finish_reason}",
-        "computed in": llm.target.precision,
+        "computed in": f"{llm.target.precision}, {llm.target.backend}",
         "load": f"{llm.load_s:.2f} s",
         "first token": f"{timing.ttft_s * 1000:.0f} ms",
         "speed": f"{timing.tokens_per_s:.1f} tokens/s",

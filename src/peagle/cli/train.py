@@ -92,7 +92,7 @@ def train(
     from rich.progress import Progress
 
     from peagle.catalog import resolve
-    from peagle.model.loading import load_target
+    from peagle.model.loading import load_torch_target
     from peagle.train.interruption import sigterm_as_ctrl_c
     from peagle.train.recipe import Recipe
     from peagle.train.run import (
@@ -121,7 +121,7 @@ def train(
         if from_nothing:
             own, hours = _own_text(model, output, hours, device)
             data, corpus = [own.data], corpus or own.corpus
-        target = load_target(resolved.files, dtype="bfloat16", device=device)
+        target = load_torch_target(resolved.files, dtype="bfloat16", device=device)
         mixed_with = corpus or resolved.corpus
         table = None if mixed_with is None else open_corpus(mixed_with, target)
         conversations = read_data(data or [], target)

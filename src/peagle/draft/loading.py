@@ -18,7 +18,7 @@ from peagle.draft.peagle.drafter import PEagleDrafter
 from peagle.draft.peagle.network import PEagleNetwork
 from peagle.draft.storage import load_drafter, read_config
 from peagle.model.config import DecoderConfig
-from peagle.model.target import TargetModel
+from peagle.model.target import Target
 
 
 def read_drafter_config(path: Path) -> NetworkConfig | PublicConfig:
@@ -69,7 +69,7 @@ def load_weights(
     return load_drafter(path)
 
 
-def open_drafter(path: Path, target: TargetModel, fingerprint: str, *, budget: int) -> Drafter:
+def open_drafter(path: Path, target: Target, fingerprint: str, *, budget: int) -> Drafter:
     """Open a drafter for a target that gives the features it reads.
 
     Args:
@@ -83,7 +83,7 @@ def open_drafter(path: Path, target: TargetModel, fingerprint: str, *, budget: i
         UnsupportedError: The network has a part that this engine does not run.
         OutOfMemoryBudgetError: Not even one page of the KV cache fits in the budget.
     """
-    config, tensors = load_weights(path, target.config, target.weights.embedding, fingerprint)
+    config, tensors = load_weights(path, target.config, target.embedding, fingerprint)
     if target.taps != config.taps:
         raise ValueError(f"the target gives taps {target.taps}, the drafter reads {config.taps}")
     name = path.resolve().name if path.is_dir() else path.stem
@@ -93,7 +93,7 @@ def open_drafter(path: Path, target: TargetModel, fingerprint: str, *, budget: i
 def build_drafter(
     config: NetworkConfig,
     tensors: Mapping[str, torch.Tensor],
-    target: TargetModel,
+    target: Target,
     *,
     budget: int,
     name: str,
@@ -110,7 +110,7 @@ def build_drafter(
     Raises:
         OutOfMemoryBudgetError: Not even one page of the KV cache fits in the budget.
     """
-    embedding, dtype, device = target.weights.embedding, target.dtype, target.device
+    embedding, dtype, device = target.embedding, target.dtype, target.device
     if isinstance(config, PEagleConfig):
         peagle = PEagleNetwork(config, tensors, embedding=embedding, dtype=dtype, device=device)
         return PEagleDrafter(peagle, budget=budget, name=name)

@@ -19,7 +19,7 @@ from peagle.draft.network.tensors import (
     tensor_shapes,
 )
 from peagle.draft.peagle.config import PEagleConfig
-from peagle.model.target import TargetModel
+from peagle.model.target import Target
 from peagle.spec import NetworkMethod
 
 _UNIT_NORMAL = {MASK_HIDDEN, MASK_EMBEDDING, EMBEDDING}
@@ -45,7 +45,7 @@ def random_tensors(config: NetworkConfig, seed: int) -> dict[str, torch.Tensor]:
 
 
 def random_drafter(
-    target: TargetModel,
+    target: Target,
     *,
     method: NetworkMethod = "peagle",
     layers: int = 2,

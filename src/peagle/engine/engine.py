@@ -18,7 +18,7 @@ from peagle.engine.verification import Walk, verify
 from peagle.errors import OutOfMemoryBudgetError, PeagleError
 from peagle.model.kv_cache import KVCache, pages_for
 from peagle.model.rows import SequenceRows
-from peagle.model.target import StepOutput, TargetModel
+from peagle.model.target import StepOutput, Target
 
 DEFAULT_MAX_CONCURRENT: Final = 32
 
@@ -56,7 +56,7 @@ class Engine:
 
     def __init__(
         self,
-        target: TargetModel,
+        target: Target,
         kv_cache: KVCache,
         drafter: Drafter | None = None,
         max_concurrent: int = DEFAULT_MAX_CONCURRENT,

@@ -18,7 +18,7 @@ from peagle.draft.proposer import Proposer
 from peagle.engine.costs import BASE_CONTEXT, CostCurve, StepCosts
 from peagle.model.kv_cache import KVCache, SequenceCache, page_bytes, pages_for
 from peagle.model.rows import SequenceRows
-from peagle.model.target import TargetModel
+from peagle.model.target import Target
 from peagle.spec import ParallelDraftingSpec
 
 Measurements = dict[str, list[float]]
@@ -41,7 +41,7 @@ _NETWORK_DEPTH: Final = 4
 
 
 def measure_step_costs(
-    target: TargetModel,
+    target: Target,
     drafter: Drafter | None,
     *,
     corpus: Corpus | None,
@@ -66,7 +66,7 @@ def measure_step_costs(
     )
 
 
-def measure_target(target: TargetModel, budget_s: float = BUDGET_S) -> StepCosts:
+def measure_target(target: Target, budget_s: float = BUDGET_S) -> StepCosts:
     """Measure target passes over more and more rows, longer contexts and more sequences.
 
     They read a cache of their own, full of zeros: what keys and values hold changes no time.
@@ -184,7 +184,7 @@ def _measured(
 
 
 def _pass(
-    target: TargetModel, kv_cache: KVCache, rows: Sequence[SequenceRows]
+    target: Target, kv_cache: KVCache, rows: Sequence[SequenceRows]
 ) -> Callable[[], None]:
     """A step over some rows that is never committed, waited for to its end."""
 

@@ -11,7 +11,7 @@ from peagle.evaluate.acceptance import Answered
 from peagle.evaluate.configurations import Configuration
 from peagle.evaluate.drafters import tapped
 from peagle.evaluate.recorded import Recorded, Sources, Way, read_features, replay_drafts
-from peagle.model.target import TargetModel
+from peagle.model.target import Target
 
 # Answers whose features are held, and that are drafted for, at the same time.
 _TOGETHER: Final = 32
@@ -31,7 +31,7 @@ class Measured:
 
 
 def compare(
-    target: TargetModel,
+    target: Target,
     recorded: Sequence[Recorded],
     configurations: Sequence[Configuration],
     *,

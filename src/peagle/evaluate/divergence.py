@@ -9,7 +9,7 @@ import torch
 from peagle.evaluate.recorded import Recorded
 from peagle.model.kv_cache import page_bytes, pages_for
 from peagle.model.rows import SequenceRows
-from peagle.model.target import TargetModel
+from peagle.model.target import Target
 
 # Bounds the logits held at a time: a pass or two.
 _ROWS_AT_ONCE: Final = 256
@@ -44,8 +44,8 @@ class Divergence:
 
 
 def divergences(
-    reference: TargetModel,
-    models: Sequence[TargetModel],
+    reference: Target,
+    models: Sequence[Target],
     answers: Sequence[Recorded],
     on_answered: Callable[[], None] = lambda: None,
 ) -> list[Divergence]:
@@ -73,7 +73,7 @@ def divergences(
     ]
 
 
-def _log_probabilities(target: TargetModel, recorded: Recorded) -> torch.Tensor:
+def _log_probabilities(target: Target, recorded: Recorded) -> torch.Tensor:
     """Log-probabilities before each token of the answer, float64 `[answer, vocab]`."""
     tokens = [*recorded.prompt, *recorded.answer[:-1]]
     cache = target.new_cache(pages_for(len(tokens)) * page_bytes(target.config, target.kv_dtype))

@@ -11,7 +11,7 @@ from peagle.draft.network.config import NetworkConfig
 from peagle.draft.network.drafter import Drafter
 from peagle.errors import CheckpointError, InvalidRequestError
 from peagle.evaluate.configurations import CORPUS, LOOKUP
-from peagle.model.target import TargetModel
+from peagle.model.target import Target
 
 # Memory is touched as positions are used, so this is a limit and not a cost.
 _KV_CACHE_BYTES: Final = 1 << 30
@@ -64,7 +64,7 @@ def read_configs(files: Mapping[str, Path]) -> dict[str, NetworkConfig | PublicC
 def open_drafters(
     files: Mapping[str, Path],
     configs: Mapping[str, NetworkConfig | PublicConfig],
-    target: TargetModel,
+    target: Target,
     fingerprint: str,
 ) -> dict[str, Drafter]:
     """Open drafters for a target.
@@ -91,7 +91,6 @@ def open_drafters(
     return opened
 
 
-def tapped(target: TargetModel, taps: Sequence[int] | None) -> TargetModel:
+def tapped(target: Target, taps: Sequence[int] | None) -> Target:
     """Give a target with other taps, EAGLE-3's if None; weights are shared."""
-    chosen = None if taps is None else tuple(taps)
-    return TargetModel(target.config, target.weights, target.dtype, target.device, chosen)
+    return target.with_taps(None if taps is None else tuple(taps))

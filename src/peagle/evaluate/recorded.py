@@ -25,7 +25,7 @@ from peagle.errors import OutOfMemoryBudgetError
 from peagle.evaluate.acceptance import Answered
 from peagle.model.kv_cache import page_bytes, pages_for
 from peagle.model.rows import SequenceRows
-from peagle.model.target import TargetModel
+from peagle.model.target import Target
 from peagle.spec import MAX_DEPTH, MAX_TREE_NODES, ParallelDraftingSpec
 
 Features = Mapping[int, torch.Tensor]
@@ -98,7 +98,7 @@ class Way:
 
 
 def read_features(
-    target: TargetModel, recorded: Recorded, on_read: Callable[[], None] = lambda: None
+    target: Target, recorded: Recorded, on_read: Callable[[], None] = lambda: None
 ) -> Features:
     """Read what the target gave at every token of a prompt and its answer, bit for bit.
 

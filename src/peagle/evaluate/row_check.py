@@ -9,7 +9,7 @@ import torch
 
 from peagle.model.kv_cache import KVCache, SequenceCache, page_bytes, pages_for
 from peagle.model.rows import SequenceRows
-from peagle.model.target import TargetModel
+from peagle.model.target import Target
 
 _PREFIXES: Final = (40, 64, 320, 700)
 
@@ -30,7 +30,7 @@ class RowCheck:
 
 
 def check_rows(
-    target: TargetModel, progress: Callable[[int, int], None] = lambda _done, _all: None
+    target: Target, progress: Callable[[int, int], None] = lambda _done, _all: None
 ) -> RowCheck:
     """Compare rows of mixed passes with the same rows decoded one at a time.
 
@@ -78,7 +78,7 @@ def check_rows(
 
 
 def _plainly(
-    target: TargetModel, cache: KVCache, sequence: SequenceCache, tokens: list[int]
+    target: Target, cache: KVCache, sequence: SequenceCache, tokens: list[int]
 ) -> list[torch.Tensor]:
     """Logits after each of the tokens, computed one at a time."""
     logits = []

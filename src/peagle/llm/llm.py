@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
+import torch
 
 from peagle.catalog import resolve, resolve_drafter
 from peagle.draft.corpus import Corpus
@@ -53,6 +54,8 @@ class LLM:
         quantization: `none`, `int8`, `int4`, or `auto`: what the catalog says for the model on
             this device, `none` for other models.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        backend: `native`, `torch`, or `auto`: the native step wherever it runs the model.
+        threads: Threads that this process computes with; None keeps torch's number, one a core.
         kv_cache_bytes: Memory for keys and values; None takes a quarter of what is free, at most
             4 GiB.
         max_concurrent: Most answers that run at once.
@@ -77,6 +80,8 @@ class LLM:
         dtype: str = "auto",
         quantization: str = "auto",
         device: str = "auto",
+        backend: str = "auto",
+        threads: int | None = None,
         kv_cache_bytes: int | None = None,
         max_concurrent: int = DEFAULT_MAX_CONCURRENT,
     ) -> None:
@@ -88,12 +93,21 @@ class LLM:
                 remedy="Allowed: a whole number of at least 1.",
                 field="max_concurrent",
             )
+        if threads is not None:
+            if threads < 1:
+                raise InvalidRequestError(
+                    f"threads cannot be {threads}.",
+                    remedy="Allowed: a whole number of at least 1.",
+                    field="threads",
+                )
+            torch.set_num_threads(threads)
         resolved = resolve(model)
         chosen = resolve_drafter(drafter) if drafter is not None else resolved.drafter(told.method)
         taps = read_taps(chosen) if chosen is not None else None
         loaded = load_target(
             resolved.files, dtype=dtype, quantization=quantization,
-            usual_quantization=resolved.quantization, device=device, taps=taps,
+            usual_quantization=resolved.quantization, device=device, backend=backend,
+            taps=taps,
         )  # fmt: skip
         self.name = resolved.name
         self.target = loaded.model

@@ -8,15 +8,14 @@ import torch
 
 from peagle.model.attention import AttentionPlan
 from peagle.model.config import DecoderConfig
-from peagle.model.folder_checkpoint import missing_tensor, require_shape
 from peagle.model.invariance import RowLadder
 from peagle.model.linear import Linear, product_ladder
+from peagle.model.named_weights import NamedWeights, layer_norms, layer_products
 from peagle.model.quantized_linear import (
     QuantizedLinear,
     QuantizedWeight,
     joined,
     quantized_ladder,
-    shape_of,
 )
 from peagle.model.rope import rotate
 from peagle.quantization import Quantization
@@ -195,51 +194,29 @@ class DecoderWeights:
         Raises:
             CheckpointError: A tensor is missing or has another shape than the configuration says.
         """
-        shapes = config.tensor_shapes()
-
-        def found(name: str) -> torch.Tensor | QuantizedWeight:
-            if name not in tensors:
-                raise missing_tensor(name)
-            weight = tensors[name]
-            has = weight.shape if isinstance(weight, torch.Tensor) else shape_of(weight)
-            require_shape(name, has, shapes[name])
-            return weight
+        found = NamedWeights(config, tensors)
 
         def tensor(name: str) -> torch.Tensor:
-            weight = found(name)
-            assert isinstance(weight, torch.Tensor)
-            return weight.to(device=device, dtype=dtype)
+            return found.tensor(name).to(device=device, dtype=dtype)
 
         def product(*names: str) -> Product:
             """Multiply with weights on top of one another."""
-            weights = [found(name) for name in names]
-            quantised = [weight for weight in weights if not isinstance(weight, torch.Tensor)]
-            if quantised:
-                return QuantizedLinear(joined(quantised, device))
-            return Linear(torch.cat([tensor(name) for name in names]))
+            weights = found.fused(*names)
+            if isinstance(weights, torch.Tensor):
+                return Linear(weights.to(device=device, dtype=dtype))
+            return QuantizedLinear(joined(weights, device))
 
         def layer(index: int) -> Layer:
-            at = f"model.layers.{index}."
-            attention, mlp = at + "self_attn.", at + "mlp."
-            return Layer(
-                attention_norm=tensor(at + "input_layernorm.weight"),
-                query_key_value=product(
-                    *(attention + f"{part}_proj.weight" for part in ("q", "k", "v"))
-                ),
-                attention_out=product(attention + "o_proj.weight"),
-                mlp_norm=tensor(at + "post_attention_layernorm.weight"),
-                gate_up=product(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
-                down=product(mlp + "down_proj.weight"),
-            )
+            products = {name: product(*parts) for name, parts in layer_products(index).items()}
+            norms = {name: tensor(norm) for name, norm in layer_norms(index).items()}
+            return Layer(**products, **norms)
 
         embedding = tensor("model.embed_tokens.weight")
-        own_head = not isinstance(tensors.get("lm_head.weight"), torch.Tensor | None)
-        tied = config.tied_embeddings and not own_head
         return cls(
             embedding=embedding,
             layers=[layer(index) for index in range(config.num_layers)],
             norm=tensor("model.norm.weight"),
-            head=Linear(embedding) if tied else product("lm_head.weight"),
+            head=Linear(embedding) if found.tied_head else product("lm_head.weight"),
         )
 
     @property

@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import psutil
 import torch
 
 from peagle.errors import InvalidRequestError, OutOfMemoryBudgetError
+from peagle.model.config import DecoderConfig
 from peagle.model.decoder import DecoderWeights
 from peagle.model.folder_checkpoint import FolderCheckpoint
+from peagle.model.native_target import NativeTarget, obstacle
 from peagle.model.prepared import open_checkpoint
 from peagle.model.quantized_checkpoint import (
     QuantizedCheckpoint,
@@ -19,15 +21,18 @@ from peagle.model.quantized_checkpoint import (
     open_source,
 )
 from peagle.model.smoothing import calibration_tokens
-from peagle.model.target import TargetModel
+from peagle.model.target import Target
 from peagle.model.tokenizer import Tokenizer
+from peagle.model.torch_target import TorchTarget
 from peagle.quantization import QUANTIZATIONS, Quantization
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+BACKENDS: Final = ("native", "torch")
+_Model = TypeVar("_Model", bound=Target, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedTarget:
+class LoadedTarget(Generic[_Model]):
     """A target model with its tokenizer.
 
     Attributes:
@@ -36,7 +41,7 @@ class LoadedTarget:
         weight_bytes: Memory of the weights.
     """
 
-    model: TargetModel
+    model: _Model
     tokenizer: Tokenizer
     weight_bytes: int
 
@@ -48,8 +53,9 @@ def load_target(
     quantization: str = "auto",
     usual_quantization: Mapping[str, Quantization] | None = None,
     device: str = "auto",
+    backend: str = "auto",
     taps: tuple[int, ...] | None = None,
-) -> LoadedTarget:
+) -> LoadedTarget[Target]:
     """Load a target model.
 
     Args:
@@ -58,35 +64,57 @@ def load_target(
         quantization: `none`, `int8`, `int4`, or `auto` (`choose_quantization`).
         usual_quantization: What `auto` is on each kind of device; `none` where nothing is said.
         device: `cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one.
+        backend: `native`, `torch`, or `auto`: the native step wherever it runs the model.
         taps: Layers whose incoming residual stream a drafter reads; EAGLE-3's if None.
 
     Raises:
-        InvalidRequestError: The dtype, quantization or device is unknown, not on this machine, or
-            the first two contradict each other.
+        InvalidRequestError: The dtype, quantization, device or backend is unknown, not on this
+            machine or not for this model, or two of them contradict each other.
         CheckpointError: Files are missing, truncated, corrupt or contradict each other.
         UnsupportedError: The architecture or quantisation is not one we run.
         DownloadError: The cache folder, where prepared weights are kept, is full or unwritable.
         OutOfMemoryBudgetError: The weights do not fit in free memory.
     """
+    _check_backend(backend)
     place = choose_device(device)
     kind = choose_dtype(dtype, place)
     usual = (usual_quantization or {}).get(place.type, "none")
     quantised = choose_quantization(quantization, dtype, usual)
     tokenizer = open_tokenizer(files)
-    checkpoint: FolderCheckpoint | QuantizedCheckpoint
-    if quantised == "none":
-        checkpoint = open_checkpoint(files, kind)
-        weight_bytes = _weight_bytes(checkpoint, kind)
-        _require_memory(weight_bytes, place)
-    else:
-        source = open_source(files)
-        weight_bytes = model_bytes(source.config, quantised, kind)
-        _require_memory(weight_bytes, place)
-        checkpoint = open_quantized(source, quantised, calibration_tokens(tokenizer))
+    checkpoint, weight_bytes = _open(files, tokenizer, quantised, kind, place)
     with torch.inference_mode():
-        weights = DecoderWeights.prepare(checkpoint.config, checkpoint.tensors(), kind, place)
-        model = TargetModel(checkpoint.config, weights, kind, place, taps)
+        model: Target
+        if _native(backend, checkpoint.config, kind, quantised, place):
+            model = NativeTarget(checkpoint.config, checkpoint.tensors(), taps)
+        else:
+            model = _torch_target(checkpoint, kind, place, taps)
     return LoadedTarget(model, tokenizer, weight_bytes)
+
+
+def load_torch_target(
+    files: Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    taps: tuple[int, ...] | None = None,
+) -> LoadedTarget[TorchTarget]:
+    """Load a target model in torch, not quantised, for what reads its layers one by one.
+
+    Args:
+        files: As in `load_target`.
+        dtype: As in `load_target`.
+        device: As in `load_target`.
+        taps: As in `load_target`.
+
+    Raises:
+        PeagleError: As in `load_target`.
+    """
+    place = choose_device(device)
+    kind = choose_dtype(dtype, place)
+    tokenizer = open_tokenizer(files)
+    checkpoint, weight_bytes = _open(files, tokenizer, "none", kind, place)
+    with torch.inference_mode():
+        return LoadedTarget(_torch_target(checkpoint, kind, place, taps), tokenizer, weight_bytes)
 
 
 def prepare_usual(files: Path, usual_quantization: Mapping[str, Quantization]) -> None:
@@ -189,6 +217,71 @@ def choose_quantization(quantization: str, dtype: str, usual: Quantization) -> Q
         remedy=f"Use auto, {', '.join(QUANTIZATIONS[:-1])} or {QUANTIZATIONS[-1]}.",
         field="quantization",
     )
+
+
+def _check_backend(backend: str) -> None:
+    if backend not in ("auto", *BACKENDS):
+        raise InvalidRequestError(
+            f"backend cannot be {backend!r}.",
+            remedy=f"Use auto, {' or '.join(BACKENDS)}.",
+            field="backend",
+        )
+
+
+def _native(
+    backend: str,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    quantization: Quantization,
+    device: torch.device,
+) -> bool:
+    """Whether the native step runs a model.
+
+    Raises:
+        InvalidRequestError: It was asked for and cannot.
+    """
+    if backend == "torch":
+        return False
+    if device.type != "cpu":
+        against: str | None = f"it runs on the processor, not on {device}"
+    else:
+        against = obstacle(config, dtype, quantization)
+    if against is not None and backend == "native":
+        raise InvalidRequestError(
+            f"backend is 'native', but the native step cannot run this model: {against}.",
+            remedy="Use auto or torch.",
+            field="backend",
+        )
+    return against is None
+
+
+def _open(
+    files: Path,
+    tokenizer: Tokenizer,
+    quantization: Quantization,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[FolderCheckpoint | QuantizedCheckpoint, int]:
+    """Open a checkpoint, giving the memory of its weights, too, for which there is room."""
+    if quantization == "none":
+        plain = open_checkpoint(files, dtype)
+        weight_bytes = _weight_bytes(plain, dtype)
+        _require_memory(weight_bytes, device)
+        return plain, weight_bytes
+    source = open_source(files)
+    weight_bytes = model_bytes(source.config, quantization, dtype)
+    _require_memory(weight_bytes, device)
+    return open_quantized(source, quantization, calibration_tokens(tokenizer)), weight_bytes
+
+
+def _torch_target(
+    checkpoint: FolderCheckpoint | QuantizedCheckpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    taps: tuple[int, ...] | None,
+) -> TorchTarget:
+    weights = DecoderWeights.prepare(checkpoint.config, checkpoint.tensors(), dtype, device)
+    return TorchTarget(checkpoint.config, weights, dtype, device, taps)
 
 
 def _weight_bytes(checkpoint: FolderCheckpoint, dtype: torch.dtype) -> int:

@@ -1,22 +1,32 @@
-"""The target model: rows in; logits, features and a way to commit rows out."""
+"""The target model, as the engine sees it: rows in; logits, features and a commit out.
 
-import time
+`torch_target.py` and `native_target.py` are its two implementations.
+"""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Protocol
 
 import torch
 
 from peagle.model.config import DecoderConfig
-from peagle.model.decoder import DecoderWeights, rms_norm
 from peagle.model.kv_cache import KVCache
-from peagle.model.passes import Pass, PassPlanner, PlannedStep
 from peagle.model.rows import SequenceRows
 from peagle.quantization import Quantization
 
-# Products take the rows of a pass in blocks of a verified size, but everything around them, some
-# hundred small operations, runs once a pass.
-BLOCKS_PER_PASS: Final = 4
+
+class UncommittedRows(Protocol):
+    """The rows of a step, whose keys and values are not in the KV cache yet."""
+
+    def commit(self, kept: Sequence[Sequence[int]]) -> None:
+        """Store the keys and values of rows at the next positions of their sequences.
+
+        Rows that are not named are forgotten. Called once a step.
+
+        Args:
+            kept: For each sequence, rows along one path from its committed end.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,85 +43,86 @@ class StepOutput:
 
     logits: list[torch.Tensor]
     features: list[torch.Tensor]
-    step: PlannedStep
+    step: UncommittedRows
     planning_s: float = 0.0
 
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
-        """Keep the rows of one path for each sequence (`PlannedStep.commit`)."""
+        """Keep the rows of one path for each sequence (`UncommittedRows.commit`)."""
         self.step.commit(kept)
 
 
-class TargetModel:
-    """A decoder with everything that makes its rows independent of one another.
+class Target(Protocol):
+    """A decoder whose rows are independent of one another.
 
-    Args:
+    Attributes:
         config: The model's shape.
-        weights: Its weights.
-        dtype: What products are computed in.
+        dtype: What is computed in where weights are not quantised.
         device: Where.
-        taps: Layers whose incoming residual stream is returned as features; EAGLE-3's if None.
+        taps: Layers whose incoming residual stream is returned as features.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        weights: DecoderWeights,
-        dtype: torch.dtype,
-        device: torch.device,
-        taps: tuple[int, ...] | None = None,
-    ) -> None:
-        self.config = config
-        self.weights = weights
-        self.dtype = dtype
-        self.device = device
-        self.taps = config.default_taps if taps is None else taps
-        products = weights.products()
-        ladder = weights.row_ladder(dtype, device)
-        for product in products:
-            product.most_rows = ladder.largest
-        self.planner = PassPlanner(
-            config, ladder, device, rows_per_pass=BLOCKS_PER_PASS * ladder.largest
-        )
+    config: DecoderConfig
+    dtype: torch.dtype
+    device: torch.device
+    taps: tuple[int, ...]
 
     @property
     def quantization(self) -> Quantization:
         """What the weights of its products are quantised to."""
-        return self.weights.quantization
+        ...
 
     @property
     def precision(self) -> str:
-        """What it is computed in, in a word: the quantisation, or else the dtype."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return dtype if self.quantization == "none" else f"{self.quantization} ({dtype} between)"
+        """What it is computed in, in a word."""
+        ...
+
+    @property
+    def backend(self) -> str:
+        """What computes it, in a word or two."""
+        ...
+
+    @property
+    def row_independence(self) -> str:
+        """How its rows come to be independent of one another, as a person reads it."""
+        ...
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """The table that tokens are looked up in, `[vocab, hidden]`."""
+        ...
+
+    @property
+    def bytes_read_per_pass(self) -> int:
+        """Memory of the weights that a pass reads."""
+        ...
 
     @property
     def rows_per_block(self) -> int:
         """Most rows that one product takes: more cost about as much again."""
-        return self.planner.ladder.largest
+        ...
 
     @property
     def rows_per_pass(self) -> int:
         """Most rows one pass over the weights takes."""
-        return self.planner.rows_per_pass
+        ...
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """What keys and values are stored in.
+        """What keys and values are stored in."""
+        ...
 
-        Attention is computed in float32. On a CPU keys and values are stored so too, because
-        widening them at every step would cost more than it saves.
-        """
-        return torch.float32 if self.device.type == "cpu" else self.dtype
+    def with_taps(self, taps: tuple[int, ...] | None) -> "Target":
+        """Give the same model with other taps, EAGLE-3's if None; weights are shared."""
+        ...
 
     def new_cache(self, budget: int) -> KVCache:
         """Make a KV cache of at most `budget` bytes."""
-        return KVCache(self.config, budget=budget, dtype=self.kv_dtype, device=self.device)
+        ...
 
-    @torch.inference_mode()
     def forward(
         self, cache: KVCache, rows: Sequence[SequenceRows], *, features: bool = False
     ) -> StepOutput:
-        """Compute the rows of a step, in as few passes as the verified row count allows.
+        """Compute the rows of a step.
 
         Args:
             cache: Where the sequences' pages are.
@@ -121,55 +132,4 @@ class TargetModel:
         Returns:
             Logits and features, row for row the same bits whatever else is in the step.
         """
-        began = time.perf_counter()
-        step = self.planner.plan(cache, rows)
-        planned = time.perf_counter()
-        outputs = [self._run(one, features) for one in step.passes]
-        residual = _joined([residual for residual, _ in outputs])
-        split = [len(part.tokens) for part in rows]
-        return StepOutput(
-            logits=self._logits(residual, step),
-            features=list(torch.split(_joined([tapped for _, tapped in outputs]), split))
-            if features
-            else [],
-            step=step,
-            planning_s=planned - began,
-        )
-
-    def _run(self, one: Pass, features: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a pass, giving its residual stream and features, without the padding."""
-        residual = self.weights.embedding.index_select(0, one.tokens)
-        entering: dict[int, torch.Tensor] = {}
-        for index, layer in enumerate(self.weights.layers):
-            if index in self.taps:
-                entering[index] = residual
-            residual = layer(residual, self.config, one.memory(index))
-        residual = residual[: one.count]
-        if not features:
-            return residual, residual[:, :0]
-        tapped = torch.cat([entering[tap] for tap in self.taps], -1)
-        return residual, tapped[: one.count]
-
-    def _logits(self, residual: torch.Tensor, step: PlannedStep) -> list[torch.Tensor]:
-        """Apply the output head to the rows asked for, `[rows asked for, vocab]` a sequence."""
-        asked: list[int] = []
-        counts = []
-        for rows, offset in zip(step.rows, step.offsets, strict=True):
-            end = offset + len(rows.tokens)
-            first = {"all": offset, "last": end - 1, "none": end}[rows.logits]
-            asked.extend(range(first, end))
-            counts.append(end - first)
-        if not asked:
-            return [torch.zeros(0, self.config.vocab_size, device=self.device)] * len(counts)
-        ladder, pieces = self.planner.ladder, []
-        for first in range(0, len(asked), self.rows_per_pass):
-            some = asked[first : first + self.rows_per_pass]
-            padding = [some[0]] * (ladder.padded(len(some)) - len(some))
-            hidden = residual[torch.tensor(some + padding, device=self.device)]
-            hidden = rms_norm(hidden, self.weights.norm, self.config.rms_norm_eps)
-            pieces.append(self.weights.head(hidden)[: len(some)])
-        return list(torch.split(_joined(pieces).float(), counts))
-
-
-def _joined(pieces: list[torch.Tensor]) -> torch.Tensor:
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        ...

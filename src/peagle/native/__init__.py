@@ -1,24 +1,33 @@
 """The native CPU step: C++ kernels and a whole decoder pass in one call, if they were built."""
 
 import functools
-from types import ModuleType
-
-import torch
+from typing import Any
 
 try:
     from peagle.native import _native
 
-    library: ModuleType | None = _native
+    _library: Any = _native
 except ImportError:
-    library = None
+    _library = None
+
+
+def built() -> bool:
+    """Whether the step was built when peagle was installed."""
+    return _library is not None
+
+
+def require() -> Any:
+    """Give the library, which must have been built."""
+    assert _library is not None
+    return _library
+
+
+def instruction_sets() -> list[str]:
+    """Instruction sets that this processor runs, the best first; none if nothing was built."""
+    return list(_library.instruction_sets()) if _library is not None else []
 
 
 @functools.cache
-def thread_pool(threads: int | None = None) -> object:
-    """Give the pool that all native decoders of so many threads share.
-
-    Args:
-        threads: Its size, the caller included; torch's number of threads if None.
-    """
-    assert library is not None
-    return library.ThreadPool(threads or torch.get_num_threads())
+def thread_pool(threads: int) -> Any:
+    """Give the pool that all native decoders of so many threads share, the caller among them."""
+    return require().ThreadPool(threads)

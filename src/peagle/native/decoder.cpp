@@ -10,8 +10,8 @@ namespace {
 
 // Rows that go through the layers together: more would push each other out of the cache.
 constexpr std::size_t CHUNK = 128;
-// Blocks of sixteen outputs that a thread takes at a time, a multiple of every tile.
-constexpr std::size_t BLOCKS_AT_ONCE = 6;
+// Blocks of sixteen outputs that a thread takes at a time, a multiple of every tile of few rows.
+constexpr std::size_t BLOCKS_AT_ONCE = 12;
 
 class Clock {
  public:
@@ -53,12 +53,13 @@ class Decoder::Chunk {
         pool_(pool),
         pool_pages_(pool_pages) {}
 
-  void run(Team& team, float* logits, float* features, Seconds& seconds) {
+  void run(Team& team, const std::vector<std::size_t>& taps, float* logits, float* features,
+           Seconds& seconds) {
     Clock clock;
     rows(team, [&](std::size_t row) { look_up(row); });
     for (std::size_t index = 0; index < shape_.layers; index++) {
       const LayerWeights& layer = weights_.layers[index];
-      if (features != nullptr) take_features(team, index, features);
+      take_features(team, taps, index, features);
       enter(team, layer.attention_norm, *layer.query_key_value);
       clock.lap(seconds.rest);
       product(team, *layer.query_key_value, count_, decoder_.fused_.data(), fused_width(), false);
@@ -131,8 +132,8 @@ class Decoder::Chunk {
     for (std::size_t i = 0; i < shape_.hidden; i++) to[i] = widened(from[i]);
   }
 
-  void take_features(Team& team, std::size_t layer, float* features) {
-    const auto& taps = decoder_.taps_;
+  void take_features(Team& team, const std::vector<std::size_t>& taps, std::size_t layer,
+                     float* features) {
     for (std::size_t tap = 0; tap < taps.size(); tap++)
       if (taps[tap] == layer)
         rows(team, [&](std::size_t row) {
@@ -208,16 +209,15 @@ class Decoder::Chunk {
   const std::size_t pool_pages_;
 };
 
-Decoder::Decoder(const Shape& shape, DecoderWeights weights, std::vector<std::size_t> taps,
-                 const Kernels& kernels, std::shared_ptr<ThreadPool> threads)
+Decoder::Decoder(const Shape& shape, DecoderWeights weights, const Kernels& kernels,
+                 std::shared_ptr<ThreadPool> threads)
     : shape(shape),
       kernels(kernels),
       weights_(std::move(weights)),
-      taps_(std::move(taps)),
       threads_(std::move(threads)) {}
 
-void Decoder::run(Step& step, const float* pool, std::size_t pool_pages, float* logits,
-                  float* features) {
+void Decoder::run(Step& step, const float* pool, std::size_t pool_pages,
+                  const std::vector<std::size_t>& taps, float* logits, float* features) {
   const std::size_t rows = step.tokens.size(), most = std::min(rows, CHUNK);
   const std::size_t width = shape.heads * shape.head_dim;
   const std::size_t own = shape.layers * shape.kv_heads * shape.head_dim * step.width;
@@ -237,7 +237,7 @@ void Decoder::run(Step& step, const float* pool, std::size_t pool_pages, float* 
     Seconds spent;
     threads_->run([&](Team& team) {
       Seconds others;
-      chunk.run(team, logits, features, team.index == 0 ? spent : others);
+      chunk.run(team, taps, logits, features, team.index == 0 ? spent : others);
     });
     seconds.products += spent.products;
     seconds.attention += spent.attention;

@@ -40,13 +40,14 @@ struct Seconds {
 
 class Decoder {
  public:
-  Decoder(const Shape& shape, DecoderWeights weights, std::vector<std::size_t> taps,
-          const Kernels& kernels, std::shared_ptr<ThreadPool> threads);
+  Decoder(const Shape& shape, DecoderWeights weights, const Kernels& kernels,
+          std::shared_ptr<ThreadPool> threads);
 
   // Computes the rows of a step. The pool is [layers, 2, pages, kv_heads, 64 * head_dim], keys
-  // transposed within a page. `logits` is [rows asked for, vocab]; `features` null or
-  // [rows, taps * hidden].
-  void run(Step& step, const float* pool, std::size_t pool_pages, float* logits, float* features);
+  // transposed within a page. `logits` is [rows asked for, vocab]; `features`
+  // [rows, taps * hidden], what enters the tapped layers.
+  void run(Step& step, const float* pool, std::size_t pool_pages,
+           const std::vector<std::size_t>& taps, float* logits, float* features);
 
   // Writes the keys and values of rows into places of the pool.
   void commit(const Step& step, float* pool, std::size_t pool_pages, std::size_t count,
@@ -60,7 +61,6 @@ class Decoder {
   class Chunk;
 
   DecoderWeights weights_;
-  std::vector<std::size_t> taps_;
   std::shared_ptr<ThreadPool> threads_;
   // Scratch of one chunk of rows.
   Buffer<float> residual_, fused_, queries_, attended_, gate_up_, row_scratch_;

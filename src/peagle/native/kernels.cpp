@@ -3,7 +3,11 @@
 #include <cstddef>
 #include <cstring>
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
@@ -11,11 +15,28 @@
 namespace peagle {
 
 #if defined(__x86_64__)
-extern const Kernels avx512_bf16_kernels, avx512_kernels, avx2_kernels;
+extern const Kernels amx_kernels, avx512_bf16_kernels, avx512_kernels, avx2_kernels;
 #elif defined(__aarch64__)
 extern const Kernels neon_kernels;
 #endif
 extern const Kernels portable_kernels;
+
+#if defined(__x86_64__)
+// Whether the processor multiplies tiles of bytes and of bfloat16 and the system lets us: tiles are
+// large, so Linux saves them only for processes that ask (its documentation, x86/xstate).
+static bool amx() {
+#if defined(__linux__)
+  constexpr unsigned BFLOAT16 = 1u << 22, TILES = 1u << 24, INT8 = 1u << 25;
+  constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  constexpr unsigned all = BFLOAT16 | TILES | INT8;
+  return (d & all) == all && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+  return false;
+#endif
+}
+#endif
 
 #if defined(__aarch64__)
 static bool neon_dot_products() {
@@ -28,14 +49,16 @@ static bool neon_dot_products() {
 #endif
 
 const Kernels* const* available_kernels() {
-  static const Kernels* sets[5] = {};
+  static const Kernels* sets[6] = {};
   static const bool filled = [] {
     std::size_t count = 0;
 #if defined(__x86_64__)
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512vnni");
-    if (avx512 && __builtin_cpu_supports("avx512bf16")) sets[count++] = &avx512_bf16_kernels;
+    const bool bfloat16 = avx512 && __builtin_cpu_supports("avx512bf16");
+    if (bfloat16 && amx()) sets[count++] = &amx_kernels;
+    if (bfloat16) sets[count++] = &avx512_bf16_kernels;
     if (avx512) sets[count++] = &avx512_kernels;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
       sets[count++] = &avx2_kernels;

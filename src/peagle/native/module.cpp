@@ -85,8 +85,7 @@ class BoundDecoder {
                std::size_t head_dim, float eps, std::size_t window,
                Matrix<const std::uint16_t> embedding, std::vector<LayerTuple> layers,
                Vector<const float> norm, std::shared_ptr<PackedWeight> head,
-               Array<const float, nb::ndim<3>> turns, std::vector<std::size_t> taps,
-               std::shared_ptr<ThreadPool> threads, const std::string& instructions)
+               Array<const float, nb::ndim<3>> turns, std::shared_ptr<ThreadPool> threads, const std::string& instructions)
       : embedding_(std::move(embedding)),
         layers_(std::move(layers)),
         norm_(std::move(norm)),
@@ -116,15 +115,14 @@ class BoundDecoder {
                                 mlp_norm.data(), gate_up.get(), down.get()});
     }
     fits(*head_, shape.vocab, shape.hidden);
-    taps_ = taps.size();
-    decoder_ = std::make_unique<Decoder>(shape, std::move(weights), std::move(taps),
-                                         kernels_named(instructions), std::move(threads));
+    decoder_ = std::make_unique<Decoder>(shape, std::move(weights), kernels_named(instructions),
+                                         std::move(threads));
   }
 
-  std::unique_ptr<Step> run(Pool pool, Vector<const std::int32_t> tokens,
+  std::shared_ptr<Step> run(Pool pool, Vector<const std::int32_t> tokens,
                             Vector<const std::int32_t> parents, Matrix<const std::int32_t> parts,
-                            Vector<const std::int32_t> pages, Matrix<float> logits,
-                            Matrix<float> features) {
+                            Vector<const std::int32_t> pages, Vector<const std::int32_t> taps,
+                            Matrix<float> logits, Matrix<float> features) {
     check_pool(pool);
     require(parts.shape(0) == 5 && parents.shape(0) == tokens.shape(0), "the request's arrays");
     const std::size_t count = parts.shape(1);
@@ -141,22 +139,22 @@ class BoundDecoder {
       require(tokens.data()[i] >= 0 && static_cast<std::size_t>(tokens.data()[i]) < shape.vocab,
               "a token is not in the vocabulary");
     for (std::size_t i = 0; i < named; i++) check_page(pool, pages.data()[i]);
-    float* tapped = nullptr;
-    if (features.shape(0) > 0) {
-      require(features.shape(0) == tokens.shape(0) && features.shape(1) == taps_ * shape.hidden,
-              "room for the features");
-      tapped = features.data();
-    }
+    const std::size_t tapped = taps.shape(0);
+    require(tapped == 0 || (features.shape(0) == tokens.shape(0) &&
+                            features.shape(1) == tapped * shape.hidden),
+            "room for the features");
+    const std::vector<std::size_t> layers(taps.data(), taps.data() + tapped);
     nb::gil_scoped_release without;
     std::lock_guard<std::mutex> alone(scratch_);
-    auto step = std::make_unique<Step>(StepRequest{tokens.shape(0), count, tokens.data(),
+    auto step = std::make_shared<Step>(StepRequest{tokens.shape(0), count, tokens.data(),
                                                    parents.data(), part(0), part(1), part(2),
                                                    part(3), pages.data(), part(4)});
     for (const std::size_t position : step->positions)
       require(position < turns_.shape(0), "a row stands behind the context");
     std::swap(step->keys, spare_keys_);
     std::swap(step->values, spare_values_);
-    decoder_->run(*step, pool.data(), pool.shape(2), logits.data(), tapped);
+    decoder_->run(*step, pool.data(), pool.shape(2), layers, logits.data(),
+                  features.data());
     return step;
   }
 
@@ -211,7 +209,6 @@ class BoundDecoder {
   Vector<const float> norm_;
   std::shared_ptr<PackedWeight> head_;
   Array<const float, nb::ndim<3>> turns_;
-  std::size_t taps_ = 0;
   std::unique_ptr<Decoder> decoder_;
   std::mutex scratch_;
   Buffer<float> spare_keys_, spare_values_;
@@ -282,12 +279,11 @@ NB_MODULE(_native, module) {
       .def(nb::init<std::size_t, std::size_t, std::size_t, std::size_t, float, std::size_t,
                     Matrix<const std::uint16_t>, std::vector<BoundDecoder::LayerTuple>,
                     Vector<const float>, std::shared_ptr<PackedWeight>,
-                    Array<const float, nb::ndim<3>>, std::vector<std::size_t>,
-                    std::shared_ptr<ThreadPool>, const std::string&>(),
+                    Array<const float, nb::ndim<3>>, std::shared_ptr<ThreadPool>, const std::string&>(),
            nb::kw_only(), nb::arg("intermediate"), nb::arg("heads"), nb::arg("kv_heads"),
            nb::arg("head_dim"), nb::arg("eps"), nb::arg("window"), nb::arg("embedding"),
            nb::arg("layers"), nb::arg("norm"), nb::arg("head"), nb::arg("turns"),
-           nb::arg("taps"), nb::arg("threads"), nb::arg("instructions"))
+           nb::arg("threads"), nb::arg("instructions"))
       .def("run", &BoundDecoder::run)
       .def("commit", &BoundDecoder::commit)
       .def("take_seconds", &BoundDecoder::take_seconds)

@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from peagle.model.decoder import rms_norm
 from peagle.model.rope import RotaryEmbedding
-from peagle.model.target import TargetModel
+from peagle.model.torch_target import TorchTarget
 
 # Rows of the full vocabulary's logits that are made at once, and that stay in a cache as float32.
 _HEAD_ROWS: Final = 256
@@ -67,7 +67,7 @@ class Features:
 class _WholeDocuments:
     """What a layer's rows attend to: each document's own rows before them."""
 
-    def __init__(self, target: TargetModel, lengths: Sequence[int], rope: RotaryEmbedding) -> None:
+    def __init__(self, target: TorchTarget, lengths: Sequence[int], rope: RotaryEmbedding) -> None:
         config = target.config
         self._lengths = list(lengths)
         self._window = config.sliding_window
@@ -117,7 +117,7 @@ class FeatureReader:
         target: The model whose answers they are.
     """
 
-    def __init__(self, target: TargetModel) -> None:
+    def __init__(self, target: TorchTarget) -> None:
         self._target = target
         config = target.config
         self._rope = RotaryEmbedding(
@@ -171,7 +171,7 @@ class FeatureReader:
 
 
 @contextmanager
-def _in_one_product(target: TargetModel) -> Iterator[None]:
+def _in_one_product(target: TorchTarget) -> Iterator[None]:
     """Multiply any number of rows at once, for as long as bits need not agree."""
     products = target.weights.products()
     limits = [product.most_rows for product in products]

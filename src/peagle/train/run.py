@@ -21,6 +21,7 @@ from peagle.draft.peagle.config import PEagleConfig
 from peagle.draft.storage import save_drafter
 from peagle.errors import CheckpointError, InvalidRequestError
 from peagle.model.loading import LoadedTarget
+from peagle.model.torch_target import TorchTarget
 from peagle.model.prepared import open_checkpoint
 from peagle.model.rope import split_pairs
 from peagle.train.checkpoint import has_checkpoint, require_same
@@ -96,7 +97,7 @@ def split_data(conversations: Sequence[Conversation], context_length: int) -> Da
     return Data(documents, training, held, digest.hexdigest())
 
 
-def drafter_config(target: LoadedTarget, name: str, recipe: Recipe) -> NetworkConfig:
+def drafter_config(target: LoadedTarget[TorchTarget], name: str, recipe: Recipe) -> NetworkConfig:
     """Shape a drafter for a target as a recipe says.
 
     Raises:
@@ -154,7 +155,7 @@ class Beginning:
     ids: torch.Tensor
 
 
-def begin_from_target(target: LoadedTarget, name: str, recipe: Recipe, data: Data) -> Beginning:
+def begin_from_target(target: LoadedTarget[TorchTarget], name: str, recipe: Recipe, data: Data) -> Beginning:
     """Begin with a drafter made of the target's last layers.
 
     Raises:
@@ -169,7 +170,7 @@ def begin_from_target(target: LoadedTarget, name: str, recipe: Recipe, data: Dat
     return Beginning(recipe, config, None, ids)
 
 
-def begin_from_drafter(path: Path, target: LoadedTarget, recipe: Recipe) -> Beginning:
+def begin_from_drafter(path: Path, target: LoadedTarget[TorchTarget], recipe: Recipe) -> Beginning:
     """Go on with a drafter; its shape is decided already.
 
     Args:
@@ -198,7 +199,7 @@ def begin_from_drafter(path: Path, target: LoadedTarget, recipe: Recipe) -> Begi
 def open_run(
     run: Path,
     *,
-    target: LoadedTarget,
+    target: LoadedTarget[TorchTarget],
     files: Path,
     name: str,
     beginning: Beginning,
@@ -336,7 +337,7 @@ def run_folder(run: Path, *, resume: bool) -> Iterator[None]:
         yield
 
 
-def open_corpus(path: Path, target: LoadedTarget) -> Corpus:
+def open_corpus(path: Path, target: LoadedTarget[TorchTarget]) -> Corpus:
     """Open the corpus that a drafter will be mixed with.
 
     Raises:

@@ -7,6 +7,7 @@ from pathlib import Path
 from peagle.errors import InvalidRequestError
 from peagle.llm import LLM
 from peagle.model.loading import LoadedTarget
+from peagle.model.torch_target import TorchTarget
 from peagle.train.conversations import Conversation, read_conversations
 from peagle.train.synth.prompts_file import PromptsFile
 from peagle.train.synth.settings import AnswerSettings
@@ -32,7 +33,7 @@ class Traffic:
         return f"{kept}; left out: {reasons}" if reasons else kept
 
 
-def read_data(paths: Sequence[Path], target: LoadedTarget) -> list[Conversation]:
+def read_data(paths: Sequence[Path], target: LoadedTarget[TorchTarget]) -> list[Conversation]:
     """Read files of conversations (`peagle synth`) with a target's tokenizer.
 
     Raises:

@@ -7,7 +7,7 @@ import torch
 
 from peagle.model.kv_cache import KVCache
 from peagle.model.rows import SequenceRows
-from peagle.model.target import TargetModel
+from peagle.model.torch_target import TorchTarget
 from peagle.quantization import Quantization
 from tests.model.random_models import FAMILIES, GROUPED, random_target, reference_model, target_from
 
@@ -18,7 +18,7 @@ def tokens_of(length: int, seed: int, vocab_size: int = GROUPED.vocab_size) -> l
     return [random.Random(seed).randrange(vocab_size) for _ in range(length)]
 
 
-def read_plainly(target: TargetModel, cache: KVCache, tokens: list[int]) -> list[torch.Tensor]:
+def read_plainly(target: TorchTarget, cache: KVCache, tokens: list[int]) -> list[torch.Tensor]:
     """Logits of every token, computed one at a time over a fresh sequence."""
     sequence = cache.open(len(tokens))
     logits = []
