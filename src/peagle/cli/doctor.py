@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from peagle.cli.options import DEFAULT_MODEL, DeviceOption, ModelOption
+from peagle.cli.options import DEFAULT_MODEL, BackendOption, DeviceOption, ModelOption
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
