@@ -327,7 +327,9 @@ class LLM:
                 "model": file_state(model),
                 "drafter": file_state(drafter),
                 "corpus": file_state(corpus),
-                "dtype": str(self.target.dtype),
+                # What computes the passes, and in which precision.
+                "target": type(self.target).__name__,
+                "precision": self.target.precision,
                 "device": str(self.target.device),
                 "rows_per_pass": self.target.rows_per_pass,
             },
