@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from peagle import catalog
 from tests.cli.conftest import Run
 
 
@@ -43,7 +44,6 @@ def test_mistakes_are_said_before_anything_runs(peagle: Run, two: Path, tmp_path
         ("--peers", "llama"): "'llama', which is no peer",
         ("--quantizations", "int3"): "'int3', which is no quantisation",
         ("--concurrency", "3"): "there are only 2 prompts",
-        ("--configurations", "eagle3"): "Give one with --eagle3",
         ("--baseline", "vllm"): "not measured in this run",
         ("--prompts", str(tmp_path / "none.jsonl")): "cannot be read",
         ("--url", "localhost"): "not the address of a server",
@@ -58,4 +58,7 @@ def test_mistakes_are_said_before_anything_runs(peagle: Run, two: Path, tmp_path
         assert ran.code == 2, (options, ran.out)
         assert problem in ran.err, (options, ran.err)
         assert ran.err.count("Error:") == 1
+    gguf = str(catalog.resolve("smollm2").files)
+    ran = peagle("bench", gguf, "--configurations", "eagle3", "--peers", "none")
+    assert (ran.code, "there is no drafter for it. Give one with --drafter" in ran.err) == (2, True)
     assert not (tmp_path / "out" / "bench.json").exists()

@@ -169,6 +169,18 @@ def test_a_drafter_that_did_not_learn_is_not_kept(
     assert not (run / "drafter.safetensors").exists()
 
 
+def test_the_recipe_says_which_of_the_models_drafters_goes_on(
+    peagle: Run, tmp_path: Path, traffic: Path
+) -> None:
+    recipe = tmp_path / "still.yaml"
+    recipe.write_text("method: eagle3\nmatrix_rate: 1.0e-12\nother_rate: 1.0e-12\ndepths: 3\n")
+    ran = peagle("train", "smollm2", "--traffic", str(traffic), "--output", str(tmp_path / "run"),
+                 "--recipe", str(recipe), "--tokens", "50")  # fmt: skip
+    assert ran.code == 0, ran.err
+    first = catalog.resolve("smollm2").drafters["eagle3"]
+    assert ran.out.startswith(f"The drafter {first} stays:")
+
+
 def test_a_log_without_responses_teaches_nothing(peagle: Run, tmp_path: Path, folder: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt": "Hi."}\n{"prompt": "Say no."}\n')

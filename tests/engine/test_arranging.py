@@ -161,10 +161,10 @@ def test_where_drafts_never_pay_text_is_asked_only_now_and_then(
     asked = 0
     growing = Proposer.growing
 
-    def counted(self: Proposer, *arguments: Any) -> GrowingTree:
+    def counted(self: Proposer, *arguments: Any, **limits: Any) -> GrowingTree:
         nonlocal asked
         asked += 1
-        return growing(self, *arguments)
+        return growing(self, *arguments, **limits)
 
     monkeypatch.setattr(Proposer, "growing", counted)
     llm.engine.costs = LINEAR

@@ -1,5 +1,6 @@
 """The Python front door on the real model."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from peagle import LLM, ParallelDraftingSpec, PeagleError, SamplingParams
 from peagle.draft.storage import save_drafter
 from peagle.draft.untrained import random_drafter, random_tensors
+from peagle.engine.costs import CostCurve, StepCosts
 from peagle.engine.sequence import Origin
 from peagle.errors import InvalidRequestError, ModelNotFoundError, OutOfMemoryBudgetError
 from peagle.spec import NetworkMethod
@@ -158,6 +160,23 @@ def test_the_catalog_has_a_drafter_for_each_method(smollm2: LLM, method: Network
     assert result.statistics.draft_passes > 0
     plain = smollm2.generate("Name three primary colours.", SHORT, parallel_drafting=False)[0]
     assert result.token_ids == plain.token_ids
+
+
+def test_pass_costs_are_kept_apart_for_each_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Mapping[str, Any]] = []
+
+    def keep(what: Mapping[str, Any], _: Callable[[], StepCosts]) -> StepCosts:
+        kept.append(what)
+        return StepCosts(target=CostCurve(rows=(1,), seconds=(0.1,)))
+
+    monkeypatch.setattr("peagle.llm.llm.kept_costs", keep)
+    for told in ({"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}):
+        LLM(MODEL, **told)
+    precisions = [what["precision"] for what in kept]
+    assert (precisions[0], len(set(precisions))) == ("bfloat16", 3)
+    first = {**kept[0], "precision": None, "rows_per_pass": None}
+    assert all({**what, "precision": None, "rows_per_pass": None} == first for what in kept)
+    assert first["target"] == "TargetModel"
 
 
 def test_peagle_without_a_drafter_is_refused_not_replaced(

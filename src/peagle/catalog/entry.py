@@ -69,7 +69,7 @@ class CatalogEntry(BaseModel):
     licence: str
     weight_bytes: PositiveInt
     kv_bytes_per_token: PositiveInt
-    quantization: dict[Literal["cpu", "cuda"], Quantization] = {}
+    quantization: dict[Annotated[str, Field(pattern="^(cpu|cuda)$")], Quantization] = {}
     engine: Literal["peagle", "vllm"]
     needs: tuple[Literal["gpu", "hub"], ...] = ()
     aliases: tuple[str, ...] = ()

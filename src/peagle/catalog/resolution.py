@@ -44,7 +44,7 @@ class ResolvedModel:
     @property
     def quantization(self) -> Mapping[str, Quantization]:
         """What its weights are usually quantised to, by kind of device."""
-        return {**self.entry.quantization} if self.entry is not None else {}
+        return self.entry.quantization if self.entry is not None else {}
 
     @property
     def size_bytes(self) -> int:

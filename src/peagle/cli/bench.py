@@ -57,7 +57,7 @@ def bench(
     ] = None,
     quantizations: Annotated[
         str | None,
-        typer.Option(help="Ours: none (bfloat16), int8, int4. All that run if left out."),
+        typer.Option(help="Ours: none (bfloat16), int8, int4. All if left out."),
     ] = None,
     peers: Annotated[
         str | None,
@@ -74,9 +74,12 @@ def bench(
         str | None, typer.Option(help="What the server calls the model; its first if left out.")
     ] = None,
     drafter: Annotated[
-        str | None, typer.Option(help="A P-EAGLE drafter instead of the model's own.")
+        list[str] | None,
+        typer.Option(
+            help="A drafter instead of the model's own of the same method: a file, a folder, or "
+            "hf:ORGANISATION/NAME; may be given again for the other method."
+        ),
     ] = None,
-    eagle3: Annotated[str | None, typer.Option(help="An EAGLE-3 drafter.")] = None,
     corpus: Annotated[
         Path | None,
         typer.Option(help="A file of `peagle corpus build` instead of the model's own."),
@@ -117,31 +120,23 @@ def bench(
     from peagle.catalog import resolve, resolve_drafter
     from peagle.evaluate.bench.contenders import OFF, OWN, choose_concurrencies, own_name
     from peagle.evaluate.bench.plan import (
-        Sources,
-        available_quantizations,
-        check_method,
         kv_cache_gib,
         own_contenders,
         peer_contenders,
+        read_sources,
         server_contender,
     )
     from peagle.evaluate.bench.results import sum_up
     from peagle.evaluate.bench.services import ServicePool, build_service
+    from peagle.quantization import QUANTIZATIONS
 
-    can = available_quantizations()
-    ways = choose_names(quantizations, ["none", "int8", "int4"], can, "quantizations",
+    ways = choose_names(quantizations, QUANTIZATIONS, QUANTIZATIONS, "quantizations",
                         "quantisation")  # fmt: skip
     own = choose_names(configurations, list(OWN), list(OWN), "configurations", "configuration")
     known = choose_names(peers, list(PEERS), list(PEERS), "peers", "peer")
     console = Console(stderr=True)
     resolved = resolve(model)
-    sources = Sources(
-        resolve_drafter(drafter) if drafter is not None else resolved.drafter,
-        resolve_drafter(eagle3) if eagle3 is not None else None,
-        corpus or resolved.corpus,
-    )
-    check_method(sources.peagle, "peagle", "drafter")
-    check_method(sources.eagle3, "eagle3", "eagle3")
+    sources = read_sources(resolved, [resolve_drafter(one) for one in drafter or []], corpus)
     if configurations is None:
         own = _possible(own, sources, console)
     if peers is None:
@@ -180,9 +175,8 @@ def bench(
         "threads": used,
         "max_tokens": max_tokens,
         "per_category": per_category,
-        "drafter": _said(sources.peagle),
-        "eagle3": _said(sources.eagle3),
-        "corpus": _said(sources.corpus),
+        "drafters": [path.name for path in sources.drafters.values()],
+        "corpus": None if sources.corpus is None else sources.corpus.name,
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": _machine(used),
     }
@@ -232,7 +226,7 @@ def _set_up_already(
         for name in names
         if not is_made(PEERS[name].environment)
         or (PEERS[name].needs == "gguf" and resolved.files.is_dir())
-        or (PEERS[name].drafter and sources.peagle is None)
+        or (PEERS[name].drafter and "peagle" not in sources.drafters)
     ]
     _say_left_out(console, left_out, "they are not set up (--setup-peers) or cannot read this")
     return [name for name in names if name not in left_out]
@@ -417,7 +411,3 @@ def _show(results: "Results", output: Path, *, as_json: bool) -> None:
         console.print(f"{output / 'bench.html'} has it with pictures.")
     if results.ended_early is not None:
         sys.stderr.write(f"The run ended early: {results.ended_early}\n")
-
-
-def _said(path: Path | None) -> str | None:
-    return None if path is None else path.name

@@ -111,7 +111,9 @@ def train(
     _check_time(hours, needed=from_nothing and not resume)
     how = Recipe.of_method(method) if recipe is None else Recipe.read(recipe, method)
     resolved = resolve(model)
-    first = _first_drafter(start, resolved, method, needed=traffic is not None)
+    # A recipe that does not say a method fits the model's usual drafter, whichever that is.
+    wanted = how.method if "method" in how.model_fields_set else None
+    first = _first_drafter(start, resolved, wanted, needed=traffic is not None)
     console = Console(stderr=True)
     with (
         run_folder(output, resume=resume),

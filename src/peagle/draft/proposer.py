@@ -49,6 +49,7 @@ class Proposer:
     def growing(
         self,
         network: LevelDistributions | None = None,
+        *,
         depth_limit: int | None = None,
         node_limit: int | None = None,
     ) -> GrowingTree:
@@ -78,11 +79,12 @@ class Proposer:
     def propose(
         self,
         network: LevelDistributions | None = None,
+        *,
         depth_limit: int | None = None,
         node_limit: int | None = None,
     ) -> CandidateTree:
         """Choose as many draft tokens as the limits allow; the arguments are those of `growing`."""
-        return self.growing(network, depth_limit, node_limit).whole()
+        return self.growing(network, depth_limit=depth_limit, node_limit=node_limit).whole()
 
     @property
     def repeats(self) -> bool:

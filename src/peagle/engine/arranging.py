@@ -110,7 +110,9 @@ class TreeArranger:
         drafted = time.perf_counter()
         for one in pinned:
             one.sequence.tree = one.proposer.propose(
-                one.network, one.sequence.depth_limit, one.limits.nodes
+                one.network,
+                depth_limit=one.sequence.depth_limit,
+                node_limit=one.limits.nodes,
             )
         if costs is not None and adaptive:
             self._share_out(writing, prompts, adaptive, costs, network_s)
@@ -129,7 +131,10 @@ class TreeArranger:
         for one in adaptive:
             one.sequence.expectation.with_network = one.network is not None
         asking = [one for one in adaptive if self._worth_asking(one)]
-        trees = [one.proposer.growing(one.network, one.sequence.depth_limit) for one in asking]
+        trees = [
+            one.proposer.growing(one.network, depth_limit=one.sequence.depth_limit)
+            for one in asking
+        ]
         certain = len(writing) + sum(sum(one.tree.probabilities) for one in writing)
         calibrations = [one.sequence.expectation.calibration for one in asking]
         most = sum(one.limits.nodes for one in asking)
@@ -150,7 +155,7 @@ class TreeArranger:
             if one.network is not None:
                 expectation.network_depth = max(sequence.tree.depths, default=0)
                 if expectation.comparison_due(one.match):
-                    text = one.proposer.propose(None, sequence.depth_limit, count)
+                    text = one.proposer.propose(depth_limit=sequence.depth_limit, node_limit=count)
                     expectation.compare(one.match, sequence.tree, text)
 
     def _worth_asking(self, one: _Draft) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from peagle.draft.distributions import NetworkDistributions
+from peagle.draft.distributions import LevelDistributions
 from peagle.draft.tree import CandidateTree, Source
 
 
@@ -39,7 +39,7 @@ class OracleProposer:
 
     def propose(
         self,
-        network: NetworkDistributions | None = None,  # noqa: ARG002  (it knows better)
+        network: LevelDistributions | None = None,  # noqa: ARG002  (it knows better)
         *,
         depth_limit: int,
         node_limit: int,

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from peagle.catalog import ResolvedModel
-from peagle.errors import InvalidRequestError, UnsupportedError
+from peagle.catalog import ResolvedModel, resolve
+from peagle.errors import CheckpointError, InvalidRequestError, UnsupportedError
 from peagle.evaluate.bench.contenders import OWN, PEERS, choose_concurrencies, choose_names
 from peagle.evaluate.bench.environments import (
     PACKAGES,
@@ -12,7 +12,7 @@ from peagle.evaluate.bench.environments import (
     environment_python,
     make_environment,
 )
-from peagle.evaluate.bench.plan import Sources, own_contenders, peer_contenders
+from peagle.evaluate.bench.plan import Sources, own_contenders, peer_contenders, read_sources
 from peagle.spec import ParallelDraftingSpec
 
 DRAFTER = Path("p.safetensors")
@@ -64,7 +64,7 @@ def ours(names: list[str], sources: Sources) -> list[str]:
 
 
 def test_plain_decoding_is_always_measured_and_processes_are_shared() -> None:
-    sources = Sources(DRAFTER, Path("e.safetensors"), Path("c"))
+    sources = Sources({"peagle": DRAFTER, "eagle3": Path("e.safetensors")}, Path("c"))
     assert ours(["all", "eagle3"], sources) == [
         "off/bf16 peagle peagle/bf16", "all/bf16 peagle peagle/bf16",
         "eagle3/bf16 peagle eagle3/bf16",
@@ -73,11 +73,31 @@ def test_plain_decoding_is_always_measured_and_processes_are_shared() -> None:
 
 
 def test_what_is_missing_is_said() -> None:
-    nothing = Sources(None, None, None)
-    for name, option in (("all", "drafter"), ("eagle3", "eagle3"), ("lookup+corpus", "corpus")):
+    nothing = Sources({}, None)
+    for name, option in (("all", "drafter"), ("eagle3", "drafter"), ("lookup+corpus", "corpus")):
         with pytest.raises(InvalidRequestError, match=re.escape(f"--{option}")):
             ours([name], nothing)
     assert ours(["lookup"], nothing) != []
+    assert ours(["eagle3+text"], Sources({"eagle3": DRAFTER}, None)) != []
+
+
+def test_each_method_has_the_models_own_drafter() -> None:
+    model = resolve("smollm2")
+    usual = read_sources(model, [], None)
+    assert usual == Sources(model.drafters, model.corpus)
+    assert set(usual.drafters) == {"peagle", "eagle3"}
+    with pytest.raises(CheckpointError, match=re.escape(str(DRAFTER))):
+        read_sources(model, [DRAFTER], None)
+
+
+def test_a_given_drafter_stands_in_for_that_of_its_method(tmp_path: Path) -> None:
+    model = resolve("smollm2")
+    mine = tmp_path / "mine.safetensors"
+    mine.symlink_to(model.drafters["eagle3"])
+    found = read_sources(model, [mine], Path("c"))
+    assert found == Sources({"peagle": model.drafters["peagle"], "eagle3": mine}, Path("c"))
+    with pytest.raises(InvalidRequestError, match="are both EAGLE-3 drafters"):
+        read_sources(model, [mine, model.drafters["eagle3"]], None)
 
 
 def peers(name: str, files: Path, sources: Sources) -> None:
@@ -87,7 +107,7 @@ def peers(name: str, files: Path, sources: Sources) -> None:
 def test_peers_that_cannot_run_are_refused(tmp_path: Path) -> None:
     gguf = tmp_path / "m.gguf"
     gguf.touch()
-    sources = Sources(None, None, None)
+    sources = Sources({}, None)
     with pytest.raises(UnsupportedError, match="peagle bench --setup-peers --peers openvino"):
         peers("openvino", gguf, sources)
     made("openvino")

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from peagle import LLM, SamplingParams
+from peagle.catalog import resolve
 from peagle.errors import PeerError
 from peagle.evaluate.bench.answer import BenchPrompt
 from peagle.evaluate.bench.process import ProcessService
@@ -30,7 +31,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessService]:
     started = one.start()
     assert started.seconds is not None
     assert started.seconds > 0
-    assert started.about["dtype"] == "bfloat16"
+    assert started.about["precision"] == "bfloat16"
     yield one
     one.stop()
 
@@ -63,6 +64,23 @@ def test_our_engine_as_a_peer(
     ]
     assert batch.peak_bytes is not None
     assert batch.peak_bytes > 100_000_000
+
+
+def test_the_quantisation_and_the_drafter_that_were_named_are_loaded(
+    prompts: list[BenchPrompt], tmp_path: Path
+) -> None:
+    drafter = str(resolve(MODEL).drafters["eagle3"])
+    told = SETTINGS | {"drafter": drafter, "precision": {"quantization": "int8"}}
+    one = service(told, tmp_path / "log")
+    assert one.start().about["precision"].startswith("int8 (")
+    spec = {"method": "eagle3", "lookup": False, "corpus": False}
+    drafted, plain = (one.answer(prompts, 2, {"spec": way}, lambda: None) for way in (spec, None))
+    one.stop()
+    assert [each.token_ids for each in drafted.answers] == [
+        each.token_ids for each in plain.answers
+    ]
+    passes = [sum(each.passes or 0 for each in batch.answers) for batch in (drafted, plain)]
+    assert 0 < passes[0] < passes[1]
 
 
 def test_a_paused_process_gets_no_time(ours: ProcessService) -> None:

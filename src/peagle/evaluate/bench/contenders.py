@@ -28,8 +28,6 @@ OWN: Final[Mapping[str, Mapping[str, Any] | None]] = {
 }
 """Our configurations and the `parallel_drafting_spec` of each; None turns speculation off."""
 
-QUANTIZATIONS: Final = ("none", "int8", "int4")
-
 
 @dataclass(frozen=True, slots=True)
 class Peer:

@@ -1,19 +1,17 @@
 """From what the user asks for to contenders that can be started."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from peagle.catalog.resolution import ResolvedModel
-from peagle.draft.storage import read_config
+from peagle.draft.loading import read_drafter_config
 from peagle.errors import InvalidRequestError, UnsupportedError
 from peagle.evaluate.bench.contenders import (
     OFF,
     OWN,
     PEERS,
-    QUANTIZATIONS,
     Contender,
     ServiceSpec,
     own_name,
@@ -21,7 +19,7 @@ from peagle.evaluate.bench.contenders import (
 from peagle.evaluate.bench.environments import environment_python
 from peagle.evaluate.bench.exports import drafter_folder, target_folder
 from peagle.evaluate.bench.services import SERVER
-from peagle.llm import LLM
+from peagle.spec import METHOD_TITLES, NetworkMethod
 
 _GIB: Final = 1 << 30
 
@@ -31,53 +29,49 @@ class Sources:
     """What there is to draft from.
 
     Attributes:
-        peagle: A P-EAGLE drafter; None if there is none.
-        eagle3: An EAGLE-3 drafter; None if there is none.
+        drafters: A drafter for each method that has one.
         corpus: A corpus; None if there is none.
     """
 
-    peagle: Path | None
-    eagle3: Path | None
+    drafters: Mapping[NetworkMethod, Path]
     corpus: Path | None
 
     def lacking(self, configuration: str) -> str | None:
-        """Say which option would give what a configuration of ours needs and is not there."""
+        """Say what a configuration of ours needs and is not there, as its option is called."""
         spec = OWN[configuration] or {}
-        needed = {
-            "drafter": (spec.get("method") == "peagle", self.peagle),
-            "eagle3": (spec.get("method") == "eagle3", self.eagle3),
-            "corpus": (bool(spec.get("corpus")), self.corpus),
-        }
-        for option, (wanted, there) in needed.items():
-            # A network with text sources still has the request's own text.
-            if wanted and there is None and not (option == "corpus" and "eagle" in spec["method"]):
-                return option
+        method = spec.get("method")
+        if method in METHOD_TITLES and method not in self.drafters:
+            return "drafter"
+        # A network with text sources still has the request's own text.
+        if method == "lookup" and spec["corpus"] and self.corpus is None:
+            return "corpus"
         return None
 
 
-def check_method(drafter: Path | None, method: str, option: str) -> None:
-    """Refuse a drafter of the other method.
+def read_sources(resolved: ResolvedModel, given: Sequence[Path], corpus: Path | None) -> Sources:
+    """Give what was told to draft from, and the model's own beside it.
+
+    Args:
+        resolved: The target.
+        given: Drafters that stand in for the model's own of the same method.
+        corpus: A corpus instead of the model's own.
 
     Raises:
-        CheckpointError: It cannot be read.
-        InvalidRequestError: It is of another method.
+        CheckpointError: A drafter is missing, damaged or something else.
+        UnsupportedError: A drafter has a part that this engine does not run.
+        InvalidRequestError: Two of the given drafters are of one method.
     """
-    # Public folders are read when they are loaded.
-    if drafter is None or drafter.is_dir():
-        return
-    found = read_config(drafter).method
-    if found != method:
-        raise InvalidRequestError(
-            f"--{option} {drafter} is a drafter for {found}, not for {method}.",
-            remedy=f"Give it with --{'eagle3' if found == 'eagle3' else 'drafter'}.",
-            field=option,
-        )
-
-
-def available_quantizations() -> list[str]:
-    """Quantisations that this installation runs."""
-    known = "quantization" in inspect.signature(LLM).parameters
-    return list(QUANTIZATIONS) if known else ["none"]
+    told: dict[NetworkMethod, Path] = {}
+    for drafter in given:
+        method = read_drafter_config(drafter).method
+        if method in told:
+            raise InvalidRequestError(
+                f"{told[method]} and {drafter} are both {METHOD_TITLES[method]} drafters.",
+                remedy="Give --drafter once for each method.",
+                field="drafter",
+            )
+        told[method] = drafter
+    return Sources({**resolved.drafters, **told}, corpus or resolved.corpus)
 
 
 def own_contenders(
@@ -95,24 +89,14 @@ def own_contenders(
 
     Raises:
         InvalidRequestError: A configuration lacks its drafter or corpus.
-        UnsupportedError: This installation does not run a quantisation.
     """
     for name in names:
         lacking = sources.lacking(name)
         if lacking is not None:
             raise InvalidRequestError(
-                f"--configurations holds {name}, but there is no "
-                f"{'corpus' if lacking == 'corpus' else 'drafter for it'}.",
+                f"--configurations holds {name}, but there is no {lacking} for it.",
                 remedy=f"Give one with --{lacking}, or leave {name} out.",
                 field="configurations",
-            )
-    can = available_quantizations()
-    for quantization in quantizations:
-        if quantization not in can:
-            raise UnsupportedError(
-                f"This installation does not run {quantization} models.",
-                remedy=f"Choose among {', '.join(can)}.",
-                field="quantizations",
             )
     wanted = [OFF, *(name for name in names if name != OFF)] if names else []
     found = []
@@ -122,10 +106,9 @@ def own_contenders(
         )
         for name in wanted:
             spec = OWN[name]
-            method = spec["method"] if spec else "none"
-            drafter = sources.eagle3 if method == "eagle3" else sources.peagle
             # The text sources and plain decoding share the process of the P-EAGLE drafter.
-            network = "eagle3" if method == "eagle3" else "peagle"
+            network: NetworkMethod = "eagle3" if spec and spec["method"] == "eagle3" else "peagle"
+            drafter = sources.drafters.get(network)
             service = ServiceSpec(
                 f"peagle {own_name(network, quantization)}",
                 None,
@@ -179,7 +162,7 @@ def peer_contenders(
                 remedy=f"Give a GGUF file of the model, or leave {name} out.",
                 field="peers",
             )
-        if peer.drafter and sources.peagle is None:
+        if peer.drafter and "peagle" not in sources.drafters:
             raise InvalidRequestError(
                 f"{name} needs a P-EAGLE drafter, but {resolved.name} has none.",
                 remedy=f"Give one with --drafter, or leave {name} out.",
@@ -192,8 +175,7 @@ def peer_contenders(
         settings: dict[str, Any] = {"model": str(model), **common, **peer.settings}
         settings["drafter"] = None
         if peer.drafter:
-            assert sources.peagle is not None
-            settings["drafter"] = str(drafter_folder(resolved, sources.peagle))
+            settings["drafter"] = str(drafter_folder(resolved, sources.drafters["peagle"]))
         # Configurations that one process can serve share it.
         service = peer.environment if peer.request else peer.name
         found.append(

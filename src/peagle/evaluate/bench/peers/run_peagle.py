@@ -25,8 +25,7 @@ class OurEngine:
 
     def about(self) -> Settings:
         """Say what the weights are."""
-        target = self._llm.target
-        return {"torch": torch.__version__, "dtype": str(target.dtype).removeprefix("torch.")}
+        return {"torch": torch.__version__, "precision": self._llm.target.precision}
 
     def answer(
         self, prompts: list[Prompt], concurrency: int, request: Settings, record: Recorder
