@@ -183,9 +183,7 @@ def _measured(
     return found
 
 
-def _pass(
-    target: Target, kv_cache: KVCache, rows: Sequence[SequenceRows]
-) -> Callable[[], None]:
+def _pass(target: Target, kv_cache: KVCache, rows: Sequence[SequenceRows]) -> Callable[[], None]:
     """A step over some rows that is never committed, waited for to its end."""
 
     def run() -> None:

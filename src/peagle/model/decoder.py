@@ -207,9 +207,15 @@ class DecoderWeights:
             return QuantizedLinear(joined(weights, device))
 
         def layer(index: int) -> Layer:
-            products = {name: product(*parts) for name, parts in layer_products(index).items()}
-            norms = {name: tensor(norm) for name, norm in layer_norms(index).items()}
-            return Layer(**products, **norms)
+            parts, norms = layer_products(index), layer_norms(index)
+            return Layer(
+                attention_norm=tensor(norms["attention_norm"]),
+                query_key_value=product(*parts["query_key_value"]),
+                attention_out=product(*parts["attention_out"]),
+                mlp_norm=tensor(norms["mlp_norm"]),
+                gate_up=product(*parts["gate_up"]),
+                down=product(*parts["down"]),
+            )
 
         embedding = tensor("model.embed_tokens.weight")
         return cls(

@@ -169,7 +169,10 @@ class NativeTarget:
     def with_taps(self, taps: tuple[int, ...] | None) -> "NativeTarget":
         """Give the same model with other taps, EAGLE-3's if None; weights are shared."""
         other = object.__new__(NativeTarget)
-        other.__dict__ = {**self.__dict__, "taps": self.config.default_taps if taps is None else taps}
+        other.__dict__ = {
+            **self.__dict__,
+            "taps": self.config.default_taps if taps is None else taps,
+        }
         return other
 
     def new_cache(self, budget: int) -> KVCache:

@@ -1,13 +1,13 @@
 """The native CPU step: C++ kernels and a whole decoder pass in one call, if they were built."""
 
 import functools
+import importlib
 from typing import Any
 
+_library: Any
 try:
-    from peagle.native import _native
-
-    _library: Any = _native
-except ImportError:
+    _library = importlib.import_module("peagle.native._native")
+except ModuleNotFoundError:
     _library = None
 
 

@@ -21,9 +21,9 @@ from peagle.draft.peagle.config import PEagleConfig
 from peagle.draft.storage import save_drafter
 from peagle.errors import CheckpointError, InvalidRequestError
 from peagle.model.loading import LoadedTarget
-from peagle.model.torch_target import TorchTarget
 from peagle.model.prepared import open_checkpoint
 from peagle.model.rope import split_pairs
+from peagle.model.torch_target import TorchTarget
 from peagle.train.checkpoint import has_checkpoint, require_same
 from peagle.train.conversations import Conversation
 from peagle.train.curve import draw_learning_curve
@@ -155,7 +155,9 @@ class Beginning:
     ids: torch.Tensor
 
 
-def begin_from_target(target: LoadedTarget[TorchTarget], name: str, recipe: Recipe, data: Data) -> Beginning:
+def begin_from_target(
+    target: LoadedTarget[TorchTarget], name: str, recipe: Recipe, data: Data
+) -> Beginning:
     """Begin with a drafter made of the target's last layers.
 
     Raises:
