@@ -31,6 +31,14 @@ def smollm2() -> LLM:
 
 
 @pytest.fixture(scope="session")
+def smollm2_torch() -> LLM:
+    """SmolLM2-135M-Instruct in bfloat16, in torch."""
+    llm = LLM(MODEL, dtype="bfloat16", backend="torch")
+    llm.engine.costs = FREE
+    return llm
+
+
+@pytest.fixture(scope="session")
 def smollm2_int8() -> LLM:
     """SmolLM2-135M-Instruct in int8."""
     return LLM(MODEL, quantization="int8")

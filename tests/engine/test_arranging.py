@@ -14,11 +14,10 @@ from peagle.engine.engine import Engine
 from peagle.model.kv_cache import KVCache
 from peagle.model.rows import SequenceRows
 from peagle.model.target import StepOutput
-from peagle.model.torch_target import TorchTarget
 from tests.conftest import FREE
 from tests.engine.test_lossless import plainly
 
-LOOPING = {"prompt": "one two three one two three one two"}
+LOOPING = {"prompt": "The cat sat. The cat sat. The cat sat. The cat"}
 WRITING = SamplingParams(max_tokens=24, ignore_eos=True)
 
 
@@ -47,18 +46,16 @@ def llm(smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Rows of the writing answers, step by step."""
     told: list[list[int]] = []
-    forward = TorchTarget.forward
+    forward = llm.target.forward
 
-    def recorded(
-        self: TorchTarget, cache: KVCache, rows: Sequence[SequenceRows], **options: bool
-    ) -> StepOutput:
+    def recorded(cache: KVCache, rows: Sequence[SequenceRows], **options: bool) -> StepOutput:
         told.append([len(part.tokens) for part in rows if part.parents is not None])
-        return forward(self, cache, rows, **options)
+        return forward(cache, rows, **options)
 
-    monkeypatch.setattr(TorchTarget, "forward", recorded)
+    monkeypatch.setattr(llm.target, "forward", recorded)
     return told
 
 

@@ -28,11 +28,11 @@ from peagle.quantization import QUANTIZATIONS, Quantization
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 BACKENDS: Final = ("native", "torch")
-_Model = TypeVar("_Model", bound=Target, covariant=True)
+_Model_co = TypeVar("_Model_co", bound=Target, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedTarget(Generic[_Model]):
+class LoadedTarget(Generic[_Model_co]):
     """A target model with its tokenizer.
 
     Attributes:
@@ -41,7 +41,7 @@ class LoadedTarget(Generic[_Model]):
         weight_bytes: Memory of the weights.
     """
 
-    model: _Model
+    model: _Model_co
     tokenizer: Tokenizer
     weight_bytes: int
 
