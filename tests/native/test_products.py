@@ -108,9 +108,7 @@ def test_int4_products_are_those_of_the_rounded_rows(shape: tuple[int, int], nam
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("shape", INT8_SHAPES)
-def test_bfloat16_products_are_those_of_the_rounded_rows(
-    shape: tuple[int, int], name: str
-) -> None:
+def test_bfloat16_products_are_those_of_the_rounded_rows(shape: tuple[int, int], name: str) -> None:
     torch.manual_seed(3)
     weight = torch.randn(shape).bfloat16()
     packed = native.require().pack_bfloat16(weight.view(torch.uint16).numpy())
