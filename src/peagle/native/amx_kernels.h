@@ -194,13 +194,4 @@ void amx_blocks(const peagle::Weight& weight, const peagle::Rows& rows, std::siz
   _tile_release();
 }
 
-void amx_product(const peagle::Weight& weight, const peagle::Rows& rows, std::size_t first,
-                 std::size_t last, float* out, std::size_t stride, bool add) {
-  if (weight.format == peagle::Format::bfloat16)
-    return amx_blocks<false>(weight, rows, first, last, out, stride, add);
-  if (weight.format == peagle::Format::int8 && rows.count >= LEAST_AMX_ROWS)
-    return amx_blocks<true>(weight, rows, first, last, out, stride, add);
-  product(weight, rows, first, last, out, stride, add);
-}
-
 }  // namespace

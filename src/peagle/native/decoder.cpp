@@ -12,6 +12,8 @@ namespace {
 constexpr std::size_t CHUNK = 128;
 // Blocks of sixteen outputs that a thread takes at a time, a multiple of every tile of few rows.
 constexpr std::size_t BLOCKS_AT_ONCE = 12;
+// Keys that are stored by all threads together.
+constexpr std::size_t LEAST_SHARED_FLOATS = std::size_t{1} << 17;
 
 class Clock {
  public:
@@ -251,24 +253,31 @@ void Decoder::commit(const Step& step, float* pool, std::size_t pool_pages, std:
                      const std::int32_t* places) {
   const std::size_t head_dim = shape.head_dim, kv_heads = shape.kv_heads;
   const std::size_t layer_floats = pool_pages * kv_heads * shape.page_floats();
+  std::vector<std::size_t> columns(count);
+  for (std::size_t i = 0; i < count; i++) columns[i] = step.columns[static_cast<std::size_t>(rows[i])];
   const auto copy = [&](std::size_t first, std::size_t last) {
     for (std::size_t at = first; at < last; at++) {
       const std::size_t layer = at / kv_heads, head = at % kv_heads;
       const float* keys = step.keys.data() + at * head_dim * step.width;
       const float* values = step.values.data() + at * head_dim * step.width;
-      for (std::size_t i = 0; i < count; i++) {
-        const std::size_t column = step.columns[static_cast<std::size_t>(rows[i])];
-        const auto place = static_cast<std::size_t>(places[i]);
-        float* page = pool + 2 * layer * layer_floats +
-                      (static_cast<std::size_t>(pages[i]) * kv_heads + head) * shape.page_floats();
-        for (std::size_t d = 0; d < head_dim; d++)
-          page[d * PAGE + place] = keys[d * step.width + column];
-        std::memcpy(page + layer_floats + place * head_dim, values + column * head_dim,
-                    head_dim * sizeof(float));
-      }
+      const auto page_of = [&](std::size_t i) {
+        return pool + 2 * layer * layer_floats +
+               (static_cast<std::size_t>(pages[i]) * kv_heads + head) * shape.page_floats();
+      };
+      // Neighbouring rows lie beside each other in a key's column on both sides.
+      for (std::size_t d = 0; d < head_dim; d++)
+        for (std::size_t i = 0; i < count; i++)
+          page_of(i)[d * PAGE + static_cast<std::size_t>(places[i])] =
+              keys[d * step.width + columns[i]];
+      for (std::size_t i = 0; i < count; i++)
+        std::memcpy(page_of(i) + layer_floats + static_cast<std::size_t>(places[i]) * head_dim,
+                    values + columns[i] * head_dim, head_dim * sizeof(float));
     }
   };
-  threads_->run([&](Team& team) { team.share(shape.layers * kv_heads, 1, copy); });
+  const std::size_t heads = shape.layers * kv_heads;
+  // Waking threads takes longer than copying a few rows.
+  if (count * heads * head_dim < LEAST_SHARED_FLOATS) return copy(0, heads);
+  threads_->run([&](Team& team) { team.share(heads, 1, copy); });
 }
 
 }  // namespace peagle

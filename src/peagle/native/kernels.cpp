@@ -15,7 +15,8 @@
 namespace peagle {
 
 #if defined(__x86_64__)
-extern const Kernels amx_kernels, avx512_bf16_kernels, avx512_kernels, avx2_kernels;
+extern const Kernels avx512_kernels, avx2_kernels;
+ProductKernel amx_product, avx512_bf16_product;
 #elif defined(__aarch64__)
 extern const Kernels neon_kernels;
 #endif
@@ -38,6 +39,16 @@ static bool amx() {
 }
 #endif
 
+#if defined(__x86_64__)
+// Two sets are AVX-512's but for their products.
+static Kernels with_product(const Kernels& set, const char* name, ProductKernel* product) {
+  Kernels other = set;
+  other.name = name;
+  other.product = product;
+  return other;
+}
+#endif
+
 #if defined(__aarch64__)
 static bool neon_dot_products() {
 #if defined(__linux__)
@@ -57,8 +68,10 @@ const Kernels* const* available_kernels() {
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512vnni");
     const bool bfloat16 = avx512 && __builtin_cpu_supports("avx512bf16");
-    if (bfloat16 && amx()) sets[count++] = &amx_kernels;
-    if (bfloat16) sets[count++] = &avx512_bf16_kernels;
+    static const Kernels tiles = with_product(avx512_kernels, "amx", amx_product);
+    static const Kernels pairs = with_product(avx512_kernels, "avx512-bf16", avx512_bf16_product);
+    if (bfloat16 && amx()) sets[count++] = &tiles;
+    if (bfloat16) sets[count++] = &pairs;
     if (avx512) sets[count++] = &avx512_kernels;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
       sets[count++] = &avx2_kernels;

@@ -54,11 +54,13 @@ struct PageJob {
   float* const* weights;           // each one number: sum of exponentials
 };
 
+// out[row * out_stride + o] = or += product, for outputs of the blocks [first, last).
+using ProductKernel = void(const Weight&, const Rows&, std::size_t first, std::size_t last,
+                           float* out, std::size_t out_stride, bool add);
+
 struct Kernels {
   const char* name;
-  // out[row * out_stride + o] = or += product, for outputs of the blocks [first, last).
-  void (*product)(const Weight&, const Rows&, std::size_t first, std::size_t last, float* out,
-                  std::size_t out_stride, bool add);
+  ProductKernel* product;
   // Scale to unit root mean square, then by `weight`; `size` a multiple of sixteen.
   void (*norm)(const float* row, const float* weight, std::size_t size, float eps, float* out);
   // Round a row to bytes: value * 127 / largest magnitude, plus `shift`.

@@ -127,6 +127,8 @@ class BoundDecoder {
     require(parts.shape(0) == 5 && parents.shape(0) == tokens.shape(0), "the request's arrays");
     const std::size_t count = parts.shape(1);
     const auto part = [&](std::size_t index) { return parts.data() + index * count; };
+    for (std::size_t i = 0; i < 5 * count; i++)
+      require(parts.data()[i] >= 0, "a count of the request is negative");
     std::size_t asked = 0, named = 0;
     for (std::size_t i = 0; i < count; i++) {
       asked += static_cast<std::size_t>(std::min(part(4)[i], part(0)[i]));
@@ -143,6 +145,9 @@ class BoundDecoder {
     require(tapped == 0 || (features.shape(0) == tokens.shape(0) &&
                             features.shape(1) == tapped * shape.hidden),
             "room for the features");
+    for (std::size_t i = 0; i < tapped; i++)
+      require(taps.data()[i] >= 0 && static_cast<std::size_t>(taps.data()[i]) < shape.layers,
+              "no such layer to tap");
     const std::vector<std::size_t> layers(taps.data(), taps.data() + tapped);
     nb::gil_scoped_release without;
     std::lock_guard<std::mutex> alone(scratch_);
@@ -162,7 +167,10 @@ class BoundDecoder {
   void commit(Step& step, Pool pool, Vector<const std::int32_t> rows,
               Vector<const std::int32_t> pages, Vector<const std::int32_t> places) {
     check_pool(pool);
+    const Shape& shape = decoder_->shape;
     require(step.keys.size() > 0, "a step is committed once");
+    require(step.keys.size() >= shape.layers * shape.kv_heads * shape.head_dim * step.width,
+            "the step belongs to another model");
     require(rows.shape(0) == pages.shape(0) && rows.shape(0) == places.shape(0), "kept rows");
     for (std::size_t i = 0; i < rows.shape(0); i++) {
       require(rows.data()[i] >= 0 && static_cast<std::size_t>(rows.data()[i]) < step.tokens.size(),

@@ -1,8 +1,8 @@
 // Products of a few rows with a packed weight, in register tiles.
 //
-// A tile takes up to eight rows and a few blocks of sixteen outputs, and walks once along the
-// inputs: every weight vector is read from memory once and used for all rows of the tile; the
-// tiles of further rows find it in the cache. Integer sums are exact and float sums always run
+// A tile takes up to eight rows, four where registers are few, and a few blocks of sixteen outputs,
+// and walks once along the inputs: every weight vector is read from memory once and used for all
+// rows of the tile; the tiles of further rows find it in the cache. Integer sums are exact and float sums always run
 // along the inputs in the same order, so a row's result does not depend on the tile it is in.
 #pragma once
 
@@ -12,7 +12,12 @@
 
 namespace {
 
+// As many rows as registers hold sums of.
+#if defined(__AVX512F__)
 constexpr std::size_t ROW_TILE = 8;
+#else
+constexpr std::size_t ROW_TILE = 4;
+#endif
 
 PEAGLE_INLINE std::uint32_t word(const std::uint8_t* from) {
   std::uint32_t value;
@@ -150,11 +155,17 @@ void all_rows(const peagle::Weight& weight, const peagle::Rows& rows, std::size_
   std::size_t row = 0;
   for (; row + ROW_TILE <= rows.count; row += ROW_TILE)
     tile<Tile, ROW_TILE, BLOCKS>(weight, rows, row, block, out, stride, add);
-  switch (rows.count - row) {
-    case 7: return tile<Tile, 7, BLOCKS>(weight, rows, row, block, out, stride, add);
-    case 6: return tile<Tile, 6, BLOCKS>(weight, rows, row, block, out, stride, add);
-    case 5: return tile<Tile, 5, BLOCKS>(weight, rows, row, block, out, stride, add);
-    case 4: return tile<Tile, 4, BLOCKS>(weight, rows, row, block, out, stride, add);
+  const std::size_t left = rows.count - row;
+  if constexpr (ROW_TILE > 4) {
+    switch (left) {
+      case 7: return tile<Tile, 7, BLOCKS>(weight, rows, row, block, out, stride, add);
+      case 6: return tile<Tile, 6, BLOCKS>(weight, rows, row, block, out, stride, add);
+      case 5: return tile<Tile, 5, BLOCKS>(weight, rows, row, block, out, stride, add);
+      case 4: return tile<Tile, 4, BLOCKS>(weight, rows, row, block, out, stride, add);
+      default: break;
+    }
+  }
+  switch (left) {
     case 3: return tile<Tile, 3, BLOCKS>(weight, rows, row, block, out, stride, add);
     case 2: return tile<Tile, 2, BLOCKS>(weight, rows, row, block, out, stride, add);
     case 1: return tile<Tile, 1, BLOCKS>(weight, rows, row, block, out, stride, add);
@@ -169,18 +180,6 @@ void blocks_of(const peagle::Weight& weight, const peagle::Rows& rows, std::size
   for (; block + BLOCK_TILE <= last; block += BLOCK_TILE)
     all_rows<Tile, BLOCK_TILE>(weight, rows, block, out, stride, add);
   for (; block < last; block++) all_rows<Tile, 1>(weight, rows, block, out, stride, add);
-}
-
-void product(const peagle::Weight& weight, const peagle::Rows& rows, std::size_t first,
-             std::size_t last, float* out, std::size_t stride, bool add) {
-  switch (weight.format) {
-    case peagle::Format::int8:
-      return blocks_of<Int8Tile>(weight, rows, first, last, out, stride, add);
-    case peagle::Format::int4:
-      return blocks_of<Int4Tile>(weight, rows, first, last, out, stride, add);
-    case peagle::Format::bfloat16:
-      return blocks_of<BFloat16Tile>(weight, rows, first, last, out, stride, add);
-  }
 }
 
 }  // namespace

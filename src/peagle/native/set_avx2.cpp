@@ -1,3 +1,3 @@
 #include "kernel_set.h"
 
-PEAGLE_KERNEL_SET(avx2_kernels, "avx2", product)
+PEAGLE_KERNEL_SET(avx2_kernels, "avx2")

@@ -1,3 +1,3 @@
 #include "kernel_set.h"
 
-PEAGLE_KERNEL_SET(avx512_kernels, "avx512", product)
+PEAGLE_KERNEL_SET(avx512_kernels, "avx512")

@@ -1,3 +1,3 @@
 #include "kernel_set.h"
 
-PEAGLE_KERNEL_SET(neon_kernels, "neon", product)
+PEAGLE_KERNEL_SET(neon_kernels, "neon")

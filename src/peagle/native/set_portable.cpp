@@ -1,3 +1,3 @@
 #include "kernel_set.h"
 
-PEAGLE_KERNEL_SET(portable_kernels, "portable", product)
+PEAGLE_KERNEL_SET(portable_kernels, "portable")

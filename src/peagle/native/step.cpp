@@ -47,6 +47,8 @@ Step::Step(const StepRequest& request) : tokens(request.tokens, request.tokens +
     Part part;
     part.first = row;
     part.count = static_cast<std::size_t>(request.counts[p]);
+    if (part.count > request.rows - row)
+      throw std::invalid_argument("the parts do not add up to the rows");
     part.column = width;
     part.length = static_cast<std::size_t>(request.lengths[p]);
     part.tail = part.length / PAGE * PAGE;
