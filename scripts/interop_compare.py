@@ -29,7 +29,7 @@ from rich.table import Table
 
 from peagle import LLM, SamplingParams
 from peagle.catalog import resolve
-from peagle.draft.network.trunk import SlotRows
+from peagle.draft.network.trunk import SlotRows, keep_slots
 from peagle.draft.peagle.network import PEagleNetwork
 from peagle.evaluate.workload import read_workload
 from peagle.model.rows import SequenceRows
@@ -96,7 +96,7 @@ class Chains:
         self._texts = texts
         self._depth = depth
         self._features = [_features(model, text) for text in track(texts, "Reading")]
-        self._cache = network.new_cache(CACHE_BYTES)
+        self._cache = network.compute.new_cache(CACHE_BYTES)
         self._slots = [self._cache.open(len(text) + depth) for text in texts]
 
     @torch.inference_mode()
@@ -114,11 +114,11 @@ class Chains:
             slots, text = self._slots[index], self._texts[index]
             features = self._features[index][slots.length : context - 1]
             rows.append(SlotRows(slots, text[slots.length + 1 : context], features))
-        output = self._network.forward(self._cache, rows, [self._depth - 1] * len(rows))
-        output.commit()
-        last = torch.cat([residual[-self._depth :] for residual in output.residual])
-        logits = torch.split(self._network.logits(last), self._depth)
-        return dict(zip(contexts, logits, strict=True))
+        output = self._network.forward(
+            self._cache, rows, [self._depth - 1] * len(rows), [self._depth] * len(rows)
+        )
+        keep_slots(output, rows)
+        return dict(zip(contexts, output.logits, strict=True))
 
 
 def _features(model: Target, tokens: Sequence[int]) -> torch.Tensor:

@@ -128,10 +128,10 @@ def test_answers_wait_for_room_and_one_that_never_fits_is_refused(
     whole, page = drafter.cache, drafter.cache.bytes_per_page
     try:
         # Room for the longest alone.
-        drafter.cache = drafter.network.new_cache(3 * page)
+        drafter.cache = drafter.network.compute.new_cache(3 * page)
         assert replayed(drafting, recorded, features, told) == expected
         assert drafter.cache.free_pages == 3
-        drafter.cache = drafter.network.new_cache(2 * page)
+        drafter.cache = drafter.network.compute.new_cache(2 * page)
         with pytest.raises(OutOfMemoryBudgetError, match="cache holds 128"):
             replayed(drafting, recorded, features, told)
     finally:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from peagle.draft.network.tensors import DRAFT_TO_TARGET, offsets
+from peagle.draft.network.torch_compute import TorchCompute
 from peagle.draft.peagle.drafter import PEagleDrafter
 from peagle.draft.peagle.network import PEagleNetwork
 from peagle.train.batch import make_batch
@@ -29,14 +30,11 @@ def test_serving_predicts_what_training_predicts(markov_rank: int) -> None:
 
     tensors = {name: weight.detach() for name, weight in network.named_parameters()}
     tensors[DRAFT_TO_TARGET] = offsets(torch.arange(DRAFT_VOCAB))
+    embedding = random_target(GROUPED).weights.embedding
+    compute = TorchCompute(config, tensors, embedding=embedding, dtype=torch.float32, device=CPU)
     served = PEagleDrafter(
-        PEagleNetwork(
-            config, tensors, embedding=random_target(GROUPED).weights.embedding,
-            dtype=torch.float32, device=CPU,
-        ),
-        budget=1 << 24,
-        name="tiny",
-    )  # fmt: skip
+        PEagleNetwork(config, tensors, compute, embedding=embedding), budget=1 << 24, name="tiny"
+    )
     anchors, depths = (part[rows.supervised] for part in (rows.anchors, rows.depths))
     compared = 0
     for anchor in range(6, 14):

@@ -11,13 +11,17 @@ from peagle.draft.eagle3.network import Eagle3Network
 from peagle.draft.formats.public_config import PublicConfig
 from peagle.draft.formats.reading import load_folder, read_folder_config
 from peagle.draft.network.compatibility import check_target
+from peagle.draft.network.compute import NetworkCompute
 from peagle.draft.network.config import NetworkConfig
 from peagle.draft.network.drafter import Drafter
+from peagle.draft.network.native_compute import NativeCompute
+from peagle.draft.network.torch_compute import TorchCompute
 from peagle.draft.peagle.config import PEagleConfig
 from peagle.draft.peagle.drafter import PEagleDrafter
 from peagle.draft.peagle.network import PEagleNetwork
 from peagle.draft.storage import load_drafter, read_config
 from peagle.model.config import DecoderConfig
+from peagle.model.native_target import NativeTarget, obstacle
 from peagle.model.target import Target
 
 
@@ -110,11 +114,22 @@ def build_drafter(
     Raises:
         OutOfMemoryBudgetError: Not even one page of the KV cache fits in the budget.
     """
-    embedding, dtype, device = target.embedding, target.dtype, target.device
+    compute = _compute(config, tensors, target)
     if isinstance(config, PEagleConfig):
-        peagle = PEagleNetwork(config, tensors, embedding=embedding, dtype=dtype, device=device)
+        peagle = PEagleNetwork(config, tensors, compute, embedding=target.embedding)
         return PEagleDrafter(peagle, budget=budget, name=name)
     if isinstance(config, Eagle3Config):
-        eagle3 = Eagle3Network(config, tensors, embedding=embedding, dtype=dtype, device=device)
-        return Eagle3Drafter(eagle3, budget=budget, name=name)
+        return Eagle3Drafter(Eagle3Network(config, tensors, compute), budget=budget, name=name)
     raise TypeError(f"no drafter has a {type(config).__name__}")
+
+
+def _compute(
+    config: NetworkConfig, tensors: Mapping[str, torch.Tensor], target: Target
+) -> NetworkCompute:
+    """Choose what computes a network: the native step if it runs the target and can run this."""
+    embedding = target.embedding
+    if isinstance(target, NativeTarget) and not obstacle(config.decoder, target.dtype, "none"):
+        return NativeCompute(config, tensors, embedding=embedding)
+    return TorchCompute(
+        config, tensors, embedding=embedding, dtype=target.dtype, device=target.device
+    )

@@ -118,7 +118,9 @@ def measure_network(drafter: Drafter, budget_s: float) -> CostCurve | None:
     """
     chain = DraftLimits(_NETWORK_DEPTH, _NETWORK_DEPTH, 1)
     depth = _NETWORK_DEPTH if len(drafter.pass_rows([1], [chain])) == 1 else 1
-    feature = torch.zeros(1, drafter.network.config.feature_size, device=drafter.network.device)
+    feature = torch.zeros(
+        1, drafter.network.config.feature_size, device=drafter.network.compute.device
+    )
     positions = _MOST_ROUNDS + 2
 
     def draft(states: Sequence[DrafterState], levels: int) -> None:

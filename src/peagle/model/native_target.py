@@ -36,7 +36,7 @@ _ASKED: Final = {"all": 1 << 30, "last": 1, "none": 0}
 
 
 @dataclass(frozen=True, slots=True)
-class _NativeRows:
+class NativeRows:
     """The rows of a step in the native library, until they are committed."""
 
     decoder: Any
@@ -97,7 +97,7 @@ class NativeTarget:
         self.bytes_read_per_pass = 0
 
         def packed(*names: str) -> Any:
-            weight = _packed(found.fused(*names))
+            weight = packed_weight(found.fused(*names))
             self.bytes_read_per_pass += weight.bytes
             return weight
 
@@ -128,7 +128,7 @@ class NativeTarget:
             layers=layers,
             norm=_float32(found.tensor("model.norm.weight")),
             head=head,
-            turns=_turns(config),
+            turns=turns_by_position(config),
             threads=native.thread_pool(threads or torch.get_num_threads()),
             instructions=instructions,
         )
@@ -205,7 +205,7 @@ class NativeTarget:
             features=list(torch.split(tapped, [len(part.tokens) for part in rows]))
             if features
             else [],
-            step=_NativeRows(self.decoder, step, cache, rows),
+            step=NativeRows(self.decoder, step, cache, rows),
             planning_s=planned - began,
         )
 
@@ -271,7 +271,8 @@ def obstacle(config: DecoderConfig, dtype: torch.dtype, quantization: Quantizati
     return None
 
 
-def _packed(weights: torch.Tensor | list[QuantizedWeight]) -> Any:
+def packed_weight(weights: torch.Tensor | list[QuantizedWeight]) -> Any:
+    """Pack a weight `[out, in]`, or parts of one, in the order in which products read it."""
     library = native.require()
     if isinstance(weights, torch.Tensor):
         return library.pack_bfloat16(
@@ -285,7 +286,7 @@ def _packed(weights: torch.Tensor | list[QuantizedWeight]) -> Any:
     )
 
 
-def _turns(config: DecoderConfig) -> "np.ndarray[Any, np.dtype[np.float32]]":
+def turns_by_position(config: DecoderConfig) -> "np.ndarray[Any, np.dtype[np.float32]]":
     """Cosines, then sines with the sign of each value's partner, `[context, 2, head_dim]`."""
     rope = RotaryEmbedding(
         config.head_dim, config.rope_theta, config.rope_scaling, config.context_length, _CPU

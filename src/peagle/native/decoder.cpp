@@ -27,18 +27,20 @@ class Clock {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-std::size_t scratch_floats(const Shape& shape) {
-  return std::max({shape.hidden, shape.intermediate, shape.head_dim});
-}
-
-float widened(std::uint16_t value) {
-  const std::uint32_t bits = static_cast<std::uint32_t>(value) << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof result);
-  return result;
+void widen(const std::uint16_t* from, std::size_t size, float* to) {
+  for (std::size_t i = 0; i < size; i++) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(from[i]) << 16;
+    std::memcpy(to + i, &bits, sizeof bits);
+  }
 }
 
 }  // namespace
+
+// Of each row; a drafter's first layer needs an embedding and what it makes of it side by side.
+std::size_t Decoder::scratch_floats() const {
+  const std::size_t entering = weights_.hidden_norm == nullptr ? shape.hidden : 3 * shape.hidden;
+  return std::max({entering, shape.intermediate, shape.head_dim});
+}
 
 // The rows [first, last) of a step on their way through the layers.
 class Decoder::Chunk {
@@ -52,17 +54,23 @@ class Decoder::Chunk {
         step_(step),
         first_(first),
         count_(last - first),
+        scratch_floats_(decoder.scratch_floats()),
         pool_(pool),
         pool_pages_(pool_pages) {}
 
-  void run(Team& team, const std::vector<std::size_t>& taps, float* logits, float* features,
+  void run(Team& team, const std::vector<std::size_t>& taps, const PassArrays& arrays,
            Seconds& seconds) {
     Clock clock;
-    rows(team, [&](std::size_t row) { look_up(row); });
+    const bool drafter = weights_.hidden_norm != nullptr;
+    if (!drafter) rows(team, [&](std::size_t row) { look_up(row, residual(row)); });
     for (std::size_t index = 0; index < shape_.layers; index++) {
       const LayerWeights& layer = weights_.layers[index];
-      take_features(team, taps, index, features);
-      enter(team, layer.attention_norm, *layer.query_key_value);
+      take_features(team, taps, index, arrays.features);
+      if (drafter && index == 0)
+        prepare(team, *layer.query_key_value,
+                [&](std::size_t row) { return joined(row, arrays.entering); }, 2 * shape_.hidden);
+      else
+        enter(team, layer.attention_norm, *layer.query_key_value);
       clock.lap(seconds.rest);
       product(team, *layer.query_key_value, count_, decoder_.fused_.data(), fused_width(), false);
       clock.lap(seconds.products);
@@ -87,7 +95,7 @@ class Decoder::Chunk {
       product(team, *layer.down, count_, residual(0), shape_.hidden, true);
       clock.lap(seconds.products);
     }
-    head(team, logits);
+    head(team, arrays);
     clock.lap(seconds.products);
   }
 
@@ -127,11 +135,25 @@ class Decoder::Chunk {
     });
   }
 
-  void look_up(std::size_t row) {
-    const std::uint16_t* from =
-        weights_.embedding + static_cast<std::size_t>(step_.tokens[first_ + row]) * shape_.hidden;
-    float* to = residual(row);
-    for (std::size_t i = 0; i < shape_.hidden; i++) to[i] = widened(from[i]);
+  void look_up(std::size_t row, float* to) {
+    const auto token = static_cast<std::size_t>(step_.tokens[first_ + row]);
+    widen(token == shape_.vocab ? weights_.mask_embedding
+                                : weights_.embedding + token * shape_.hidden,
+          shape_.hidden, to);
+  }
+
+  // What layer 0 of a drafter reads: the normed embedding, then the normed hidden state.
+  const float* joined(std::size_t row, const float* entering) {
+    const float* hidden = entering + (first_ + row) * shape_.hidden;
+    float* to = scratch_of(row);
+    float* normed_hidden = to + shape_.hidden;
+    float* embedded = normed_hidden + shape_.hidden;
+    look_up(row, embedded);
+    kernels_.norm(embedded, weights_.layers[0].attention_norm, shape_.hidden, shape_.eps, to);
+    kernels_.norm(hidden, weights_.hidden_norm, shape_.hidden, shape_.eps, normed_hidden);
+    std::memcpy(residual(row), weights_.norm_before_residual ? normed_hidden : hidden,
+                shape_.hidden * sizeof(float));
+    return to;
   }
 
   void take_features(Team& team, const std::vector<std::size_t>& taps, std::size_t layer,
@@ -178,23 +200,27 @@ class Decoder::Chunk {
     return to;
   }
 
-  void head(Team& team, float* logits) {
+  void head(Team& team, const PassArrays& arrays) {
     std::vector<std::size_t> wanted;
     for (std::size_t row = 0; row < count_; row++)
       if (step_.asked[first_ + row]) wanted.push_back(row);
     if (wanted.empty()) return;
     const Weight view = weights_.head->view();
     team.share(wanted.size(), 1, [&](std::size_t first, std::size_t last) {
-      for (std::size_t i = first; i < last; i++)
+      for (std::size_t i = first; i < last; i++) {
         decoder_.input_.set(kernels_, view, i, normed(wanted[i], i, weights_.norm),
                             shape_.hidden);
+        if (arrays.residual != nullptr)
+          std::memcpy(arrays.residual + i * shape_.hidden, residual(wanted[i]),
+                      shape_.hidden * sizeof(float));
+      }
     });
-    product(team, *weights_.head, wanted.size(), logits, shape_.vocab, false);
+    product(team, *weights_.head, wanted.size(), arrays.logits, view.out, false);
   }
 
   float* residual(std::size_t row) { return decoder_.residual_.data() + row * shape_.hidden; }
   float* scratch_of(std::size_t row) {
-    return decoder_.row_scratch_.data() + row * scratch_floats(shape_);
+    return decoder_.row_scratch_.data() + row * scratch_floats_;
   }
   std::size_t width() const { return shape_.heads * shape_.head_dim; }
   std::size_t fused_width() const {
@@ -206,7 +232,7 @@ class Decoder::Chunk {
   const Kernels& kernels_;
   const DecoderWeights& weights_;
   Step& step_;
-  const std::size_t first_, count_;
+  const std::size_t first_, count_, scratch_floats_;
   const float* pool_;
   const std::size_t pool_pages_;
 };
@@ -219,7 +245,7 @@ Decoder::Decoder(const Shape& shape, DecoderWeights weights, const Kernels& kern
       threads_(std::move(threads)) {}
 
 void Decoder::run(Step& step, const float* pool, std::size_t pool_pages,
-                  const std::vector<std::size_t>& taps, float* logits, float* features) {
+                  const std::vector<std::size_t>& taps, PassArrays arrays) {
   const std::size_t rows = step.tokens.size(), most = std::min(rows, CHUNK);
   const std::size_t width = shape.heads * shape.head_dim;
   const std::size_t own = shape.layers * shape.kv_heads * shape.head_dim * step.width;
@@ -230,8 +256,9 @@ void Decoder::run(Step& step, const float* pool, std::size_t pool_pages,
   queries_.grow(most * width);
   attended_.grow(most * width);
   gate_up_.grow(most * 2 * shape.intermediate);
-  row_scratch_.grow(most * scratch_floats(shape));
-  input_.grow(most, std::max({shape.hidden, shape.intermediate, width}));
+  row_scratch_.grow(most * scratch_floats());
+  const std::size_t entering = weights_.hidden_norm == nullptr ? shape.hidden : 2 * shape.hidden;
+  input_.grow(most, std::max({entering, shape.intermediate, width}));
   for (std::size_t first = 0; first < rows; first += CHUNK) {
     const std::size_t last = std::min(first + CHUNK, rows);
     plan_.make(shape, step, first, last);
@@ -239,12 +266,13 @@ void Decoder::run(Step& step, const float* pool, std::size_t pool_pages,
     Seconds spent;
     threads_->run([&](Team& team) {
       Seconds others;
-      chunk.run(team, taps, logits, features, team.index == 0 ? spent : others);
+      chunk.run(team, taps, arrays, team.index == 0 ? spent : others);
     });
     seconds.products += spent.products;
     seconds.attention += spent.attention;
     seconds.rest += spent.rest;
-    logits += chunk.asked() * shape.vocab;
+    arrays.logits += chunk.asked() * weights_.head->view().out;
+    if (arrays.residual != nullptr) arrays.residual += chunk.asked() * shape.hidden;
   }
 }
 

@@ -1,4 +1,5 @@
-// A decoder of the Llama family: a whole pass over some rows in one call.
+// A decoder of the Llama family, a target or a drafter network: a whole pass over some rows in one
+// call.
 #pragma once
 
 #include <cstddef>
@@ -31,6 +32,19 @@ struct DecoderWeights {
   const float* norm;
   const PackedWeight* head;
   const float* turns;              // [context, 2, head_dim]
+  // Of a drafter network, null in a target. Its rows enter with a hidden state: layer 0 reads the
+  // normed embedding and the normed hidden state side by side, and adds to the hidden state.
+  const float* hidden_norm = nullptr;
+  bool norm_before_residual = false;           // or adds to the normed one
+  const std::uint16_t* mask_embedding = nullptr;  // of the token behind the vocabulary, if any
+};
+
+// What a pass reads and writes beside the pool; null where it is not wanted.
+struct PassArrays {
+  const float* entering = nullptr;  // [rows, hidden], hidden states of a drafter's rows
+  float* logits = nullptr;          // [rows asked for, outputs of the head]
+  float* residual = nullptr;        // [rows asked for, hidden], what leaves the last layer
+  float* features = nullptr;        // [rows, taps * hidden], what enters the tapped layers
 };
 
 // Where the seconds of a pass went.
@@ -44,10 +58,9 @@ class Decoder {
           std::shared_ptr<ThreadPool> threads);
 
   // Computes the rows of a step. The pool is [layers, 2, pages, kv_heads, 64 * head_dim], keys
-  // transposed within a page. `logits` is [rows asked for, vocab]; `features`
-  // [rows, taps * hidden], what enters the tapped layers.
+  // transposed within a page.
   void run(Step& step, const float* pool, std::size_t pool_pages,
-           const std::vector<std::size_t>& taps, float* logits, float* features);
+           const std::vector<std::size_t>& taps, PassArrays arrays);
 
   // Writes the keys and values of rows into places of the pool.
   void commit(const Step& step, float* pool, std::size_t pool_pages, std::size_t count,
@@ -59,6 +72,8 @@ class Decoder {
 
  private:
   class Chunk;
+
+  std::size_t scratch_floats() const;
 
   DecoderWeights weights_;
   std::shared_ptr<ThreadPool> threads_;

@@ -1,6 +1,7 @@
 // The Python module: arrays in, checked; passes without the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -10,12 +11,14 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "decoder.h"
+#include "fusion.h"
 
 namespace nb = nanobind;
 
@@ -85,12 +88,17 @@ class BoundDecoder {
                std::size_t head_dim, float eps, std::size_t window,
                Matrix<const std::uint16_t> embedding, std::vector<LayerTuple> layers,
                Vector<const float> norm, std::shared_ptr<PackedWeight> head,
-               Array<const float, nb::ndim<3>> turns, std::shared_ptr<ThreadPool> threads, const std::string& instructions)
+               Array<const float, nb::ndim<3>> turns, std::shared_ptr<ThreadPool> threads,
+               const std::string& instructions, std::optional<Vector<const float>> hidden_norm,
+               std::optional<Vector<const std::uint16_t>> mask_embedding,
+               bool norm_before_residual)
       : embedding_(std::move(embedding)),
         layers_(std::move(layers)),
         norm_(std::move(norm)),
         head_(std::move(head)),
-        turns_(std::move(turns)) {
+        turns_(std::move(turns)),
+        hidden_norm_(std::move(hidden_norm)),
+        mask_embedding_(std::move(mask_embedding)) {
     const Shape shape{embedding_.shape(0), embedding_.shape(1), intermediate, layers_.size(),
                       heads,               kv_heads,            head_dim,     eps,
                       window};
@@ -98,8 +106,20 @@ class BoundDecoder {
             "widths must be multiples of sixteen");
     require(turns_.shape(1) == 2 && turns_.shape(2) == head_dim, "turns [context, 2, head_dim]");
     const std::size_t width = heads * head_dim, kv_width = kv_heads * head_dim;
-    peagle::DecoderWeights weights{embedding_.data(), {}, norm_.data(), head_.get(),
-                                   turns_.data()};
+    peagle::DecoderWeights weights{};
+    weights.embedding = embedding_.data();
+    weights.norm = norm_.data();
+    weights.head = head_.get();
+    weights.turns = turns_.data();
+    weights.norm_before_residual = norm_before_residual;
+    if (hidden_norm_) {
+      require(hidden_norm_->shape(0) == shape.hidden, "a norm has another width");
+      weights.hidden_norm = hidden_norm_->data();
+    }
+    if (mask_embedding_) {
+      require(mask_embedding_->shape(0) == shape.hidden, "the mask embedding has another width");
+      weights.mask_embedding = mask_embedding_->data();
+    }
     const auto fits = [](const PackedWeight& weight, std::size_t out, std::size_t in) {
       require(weight.view().out == out && weight.in() == in, "a weight has another shape");
     };
@@ -107,14 +127,16 @@ class BoundDecoder {
          layers_) {
       require(attention_norm.shape(0) == shape.hidden && mlp_norm.shape(0) == shape.hidden,
               "a norm has another width");
-      fits(*query_key_value, width + 2 * kv_width, shape.hidden);
+      const bool joined = hidden_norm_ && weights.layers.empty();
+      fits(*query_key_value, width + 2 * kv_width, joined ? 2 * shape.hidden : shape.hidden);
       fits(*attention_out, shape.hidden, width);
       fits(*gate_up, 2 * intermediate, shape.hidden);
       fits(*down, shape.hidden, intermediate);
       weights.layers.push_back({attention_norm.data(), query_key_value.get(), attention_out.get(),
                                 mlp_norm.data(), gate_up.get(), down.get()});
     }
-    fits(*head_, shape.vocab, shape.hidden);
+    require(norm_.shape(0) == shape.hidden && head_->in() == shape.hidden,
+            "a weight has another shape");
     decoder_ = std::make_unique<Decoder>(shape, std::move(weights), kernels_named(instructions),
                                          std::move(threads));
   }
@@ -122,7 +144,9 @@ class BoundDecoder {
   std::shared_ptr<Step> run(Pool pool, Vector<const std::int32_t> tokens,
                             Vector<const std::int32_t> parents, Matrix<const std::int32_t> parts,
                             Vector<const std::int32_t> pages, Vector<const std::int32_t> taps,
-                            Matrix<float> logits, Matrix<float> features) {
+                            Matrix<float> logits, Matrix<float> features,
+                            std::optional<Matrix<const float>> entering,
+                            std::optional<Matrix<float>> residual) {
     check_pool(pool);
     require(parts.shape(0) == 5 && parents.shape(0) == tokens.shape(0), "the request's arrays");
     const std::size_t count = parts.shape(1);
@@ -136,9 +160,10 @@ class BoundDecoder {
     }
     const Shape& shape = decoder_->shape;
     require(named == pages.shape(0), "the pages of all sequences");
-    require(logits.shape(0) == asked && logits.shape(1) == shape.vocab, "room for the logits");
+    require(logits.shape(0) == asked && logits.shape(1) == head_->view().out, "room for the logits");
+    const std::size_t known = shape.vocab + (mask_embedding_ ? 1 : 0);
     for (std::size_t i = 0; i < tokens.shape(0); i++)
-      require(tokens.data()[i] >= 0 && static_cast<std::size_t>(tokens.data()[i]) < shape.vocab,
+      require(tokens.data()[i] >= 0 && static_cast<std::size_t>(tokens.data()[i]) < known,
               "a token is not in the vocabulary");
     for (std::size_t i = 0; i < named; i++) check_page(pool, pages.data()[i]);
     const std::size_t tapped = taps.shape(0);
@@ -148,6 +173,20 @@ class BoundDecoder {
     for (std::size_t i = 0; i < tapped; i++)
       require(taps.data()[i] >= 0 && static_cast<std::size_t>(taps.data()[i]) < shape.layers,
               "no such layer to tap");
+    require(entering.has_value() == hidden_norm_.has_value(), "hidden states are a drafter's");
+    PassArrays arrays;
+    arrays.logits = logits.data();
+    arrays.features = features.data();
+    if (entering) {
+      require(entering->shape(0) == tokens.shape(0) && entering->shape(1) == shape.hidden,
+              "a hidden state for each row");
+      arrays.entering = entering->data();
+    }
+    if (residual) {
+      require(residual->shape(0) == asked && residual->shape(1) == shape.hidden,
+              "room for the residual streams");
+      arrays.residual = residual->data();
+    }
     const std::vector<std::size_t> layers(taps.data(), taps.data() + tapped);
     nb::gil_scoped_release without;
     std::lock_guard<std::mutex> alone(scratch_);
@@ -158,8 +197,7 @@ class BoundDecoder {
       require(position < turns_.shape(0), "a row stands behind the context");
     std::swap(step->keys, spare_keys_);
     std::swap(step->values, spare_values_);
-    decoder_->run(*step, pool.data(), pool.shape(2), layers, logits.data(),
-                  features.data());
+    decoder_->run(*step, pool.data(), pool.shape(2), layers, arrays);
     return step;
   }
 
@@ -217,9 +255,41 @@ class BoundDecoder {
   Vector<const float> norm_;
   std::shared_ptr<PackedWeight> head_;
   Array<const float, nb::ndim<3>> turns_;
+  std::optional<Vector<const float>> hidden_norm_;
+  std::optional<Vector<const std::uint16_t>> mask_embedding_;
   std::unique_ptr<Decoder> decoder_;
   std::mutex scratch_;
   Buffer<float> spare_keys_, spare_values_;
+};
+
+// A fusion with everything its pointers point to.
+class BoundFusion {
+ public:
+  BoundFusion(std::shared_ptr<PackedWeight> weight, Matrix<const float> norms, float eps,
+              std::shared_ptr<ThreadPool> threads, const std::string& instructions)
+      : weight_(std::move(weight)), norms_(std::move(norms)) {
+    require(weight_->in() % BLOCK == 0 && norms_.shape(1) % BLOCK == 0,
+            "widths must be multiples of sixteen");
+    require(norms_.shape(0) == 0 || norms_.shape(0) * norms_.shape(1) == weight_->in(),
+            "a norm has another width");
+    fusion_ = std::make_unique<Fusion>(*weight_, norms_.data(), norms_.shape(0), eps,
+                                       kernels_named(instructions), std::move(threads));
+  }
+
+  void run(Matrix<const float> features, Matrix<float> out) {
+    require(features.shape(1) == weight_->in() && out.shape(1) == weight_->view().out &&
+                out.shape(0) == features.shape(0),
+            "features [rows, in] and room for [rows, out]");
+    nb::gil_scoped_release without;
+    std::lock_guard<std::mutex> alone(scratch_);
+    fusion_->run(features.data(), features.shape(0), out.data());
+  }
+
+ private:
+  std::shared_ptr<PackedWeight> weight_;
+  Matrix<const float> norms_;
+  std::unique_ptr<Fusion> fusion_;
+  std::mutex scratch_;
 };
 
 // One product alone, for tests and measurements.
@@ -287,13 +357,25 @@ NB_MODULE(_native, module) {
       .def(nb::init<std::size_t, std::size_t, std::size_t, std::size_t, float, std::size_t,
                     Matrix<const std::uint16_t>, std::vector<BoundDecoder::LayerTuple>,
                     Vector<const float>, std::shared_ptr<PackedWeight>,
-                    Array<const float, nb::ndim<3>>, std::shared_ptr<ThreadPool>, const std::string&>(),
+                    Array<const float, nb::ndim<3>>, std::shared_ptr<ThreadPool>,
+                    const std::string&, std::optional<Vector<const float>>,
+                    std::optional<Vector<const std::uint16_t>>, bool>(),
            nb::kw_only(), nb::arg("intermediate"), nb::arg("heads"), nb::arg("kv_heads"),
            nb::arg("head_dim"), nb::arg("eps"), nb::arg("window"), nb::arg("embedding"),
            nb::arg("layers"), nb::arg("norm"), nb::arg("head"), nb::arg("turns"),
-           nb::arg("threads"), nb::arg("instructions"))
-      .def("run", &BoundDecoder::run)
+           nb::arg("threads"), nb::arg("instructions"), nb::arg("hidden_norm") = nb::none(),
+           nb::arg("mask_embedding") = nb::none(), nb::arg("norm_before_residual") = false)
+      .def("run", &BoundDecoder::run, nb::arg("pool"), nb::arg("tokens"), nb::arg("parents"),
+           nb::arg("parts"), nb::arg("pages"), nb::arg("taps"), nb::arg("logits"),
+           nb::arg("features"), nb::arg("entering") = nb::none(),
+           nb::arg("residual") = nb::none())
       .def("commit", &BoundDecoder::commit)
       .def("take_seconds", &BoundDecoder::take_seconds)
       .def_prop_ro("instructions", &BoundDecoder::instructions);
+  nb::class_<BoundFusion>(module, "Fusion")
+      .def(nb::init<std::shared_ptr<PackedWeight>, Matrix<const float>, float,
+                    std::shared_ptr<ThreadPool>, const std::string&>(),
+           nb::kw_only(), nb::arg("weight"), nb::arg("norms"), nb::arg("eps"), nb::arg("threads"),
+           nb::arg("instructions"))
+      .def("run", &BoundFusion::run);
 }

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from peagle.draft.network.drafter import DraftLimits
+from peagle.draft.network.torch_compute import TorchCompute
 from peagle.draft.peagle.drafter import PEagleDrafter
 from peagle.draft.peagle.network import PEagleNetwork
 from peagle.draft.untrained import random_tensors
@@ -154,14 +155,15 @@ def test_one_level_of_p_eagle_is_the_first_level_of_eagle3(build, slots, embeddi
     """With the same weights, bit for bit (K = 1)."""
     config = peagle_config(decoder=decoder_config(num_layers=1))
     tensors = random_tensors(config, 3)
-    network = PEagleNetwork(config, tensors, embedding=embedding, dtype=torch.float32, device=CPU)
+    shared = {"embedding": embedding, "dtype": torch.float32, "device": CPU}
+    network = PEagleNetwork(
+        config, tensors, TorchCompute(config, tensors, **shared), embedding=embedding
+    )
     peagle = PEagleDrafter(network, budget=8 << 20, name="tiny")
     drafter, _ = build()
     same = {name: found for name, found in tensors.items() if "mask" not in name}
     eagle3 = type(drafter)(
-        type(drafter.network)(
-            eagle3_config(), same, embedding=embedding, dtype=torch.float32, device=CPU
-        ),
+        type(drafter.network)(eagle3_config(), same, TorchCompute(eagle3_config(), same, **shared)),
         budget=8 << 20,
         name="tiny",
     )

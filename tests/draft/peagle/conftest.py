@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from peagle.draft.network.torch_compute import TorchCompute
 from peagle.draft.peagle.config import PEagleConfig
 from peagle.draft.peagle.drafter import PEagleDrafter
 from peagle.draft.peagle.network import PEagleNetwork
@@ -18,7 +19,8 @@ def build(embedding):
     ) -> tuple[PEagleDrafter, StraightNetwork]:
         config = config or peagle_config()
         tensors = random_tensors(config, seed)
-        network = PEagleNetwork(config, tensors, embedding=embedding, dtype=dtype, device=CPU)
+        compute = TorchCompute(config, tensors, embedding=embedding, dtype=dtype, device=CPU)
+        network = PEagleNetwork(config, tensors, compute, embedding=embedding)
         drafter = PEagleDrafter(network, budget=budget, name="tiny")
         return drafter, StraightNetwork(config, tensors, embedding)
 

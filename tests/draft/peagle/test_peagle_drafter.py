@@ -136,7 +136,7 @@ def test_prefill_in_chunks_drafts_the_same(build, slots):
 
 def test_memory_of_a_step_does_not_grow_with_the_prompt(build, slots, monkeypatch):
     drafter, _ = build()
-    planner, rows = drafter.network.planner, []
+    planner, rows = drafter.network.compute.planner, []
     plan = planner.plan
 
     def noted(cache, parts):
@@ -172,7 +172,8 @@ def test_mask_slots_left_in_the_cache_would_change_the_next_round(build, slots):
     state = drafter.open(64)
     state.observe(tokens[:20], features[:20])
     rows = state.take(20)
-    drafter.network.forward(drafter.cache, [rows], [K - 1]).step.commit([range(20 + K - 1)])
+    output = drafter.network.forward(drafter.cache, [rows], [K - 1], [K])
+    output.step.commit([range(20 + K - 1)])
     state.observe(tokens[20:], features[20:])
     [stale] = draft(drafter, [state], K)
     with pytest.raises(AssertionError):

@@ -10,11 +10,10 @@ from tests.draft.tiny_drafter import HIDDEN, TAPS, VOCAB, decoder_config, peagle
 
 def all_logits(drafter, tokens, features, masks):
     state = drafter.open(len(tokens) + masks)
-    output = drafter.network.forward(
-        drafter.cache, [SlotRows(state.cache, tokens, features)], [masks]
-    )
+    slots = [SlotRows(state.cache, tokens, features)]
+    output = drafter.network.forward(drafter.cache, slots, [masks], [len(tokens) + masks])
     drafter.close(state)
-    return drafter.network.logits(output.residual[0])
+    return output.logits[0]
 
 
 def assert_same(found, expected, tolerance=1e-4):

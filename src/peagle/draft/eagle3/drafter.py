@@ -16,9 +16,10 @@ import torch
 from peagle.draft.distributions import LevelDistributions
 from peagle.draft.eagle3.expansion import Children, Expansion
 from peagle.draft.eagle3.network import Eagle3Network
+from peagle.draft.network.compute import NetworkOutput
 from peagle.draft.network.drafter import Drafter, DraftLimits
 from peagle.draft.network.state import DrafterState
-from peagle.draft.network.trunk import SlotRows
+from peagle.draft.network.trunk import SlotRows, keep_slots
 from peagle.model.rows import SequenceRows
 
 
@@ -61,33 +62,36 @@ class Eagle3Drafter(Drafter):
         limits: Sequence[DraftLimits],
     ) -> Sequence[LevelDistributions]:
         network = self.network
-        output = network.read(self.cache, slots)
-        output.commit()
+        output = network.read(self.cache, slots, [1] * len(slots))
+        keep_slots(output, slots)
         nothing = output.residual[0][:0]
         asking = [
             _Asking(state, Expansion(limit), nothing)
             for state, limit in zip(states, limits, strict=True)
         ]
         trees = [one.tree for one in asking]
-        newest = [residual[-1:] for residual in output.residual]
         while True:
-            asking = self._record(asking, newest)
+            asking = self._record(asking, output)
             if not asking:
                 return trees
             entering = torch.cat([one.entering for one in asking])
-            residual, _ = network.run(self.cache, [one.rows() for one in asking], entering)
-            newest = [own[-one.tree.newest :] for one, own in zip(asking, residual, strict=True)]
+            output = network.compute.run(
+                self.cache,
+                [one.rows() for one in asking],
+                entering,
+                [one.tree.newest for one in asking],
+            )
 
-    def _record(self, asking: Sequence[_Asking], newest: Sequence[torch.Tensor]) -> list[_Asking]:
+    def _record(self, asking: Sequence[_Asking], output: NetworkOutput) -> list[_Asking]:
         """Note what the newest rows predict; return the sequences that ask for another level.
 
         Args:
             asking: Sequences.
-            newest: What the newest rows of each gave, `[rows, hidden]`.
+            output: What the newest rows of each gave.
         """
-        predictions = self._most_probable(newest, max(one.tree.width for one in asking))
+        predictions = self._most_probable(output.logits, max(one.tree.width for one in asking))
         remaining = []
-        for one, residual, predicted in zip(asking, newest, predictions, strict=True):
+        for one, residual, predicted in zip(asking, output.residual, predictions, strict=True):
             one.state.passes += 1
             one.tree.record(predicted)
             if one.tree.newest:
@@ -97,8 +101,8 @@ class Eagle3Drafter(Drafter):
         return remaining
 
     def _most_probable(self, newest: Sequence[torch.Tensor], count: int) -> list[list[Children]]:
-        """Give the `count` most probable tokens behind each row, by target id."""
-        logits = self.network.logits(torch.cat(list(newest)))
+        """Give the `count` most probable tokens of each row's logits, by target id."""
+        logits = torch.cat(list(newest))
         best, ids = logits.topk(min(count, logits.shape[1]))
         probabilities = (best - logits.logsumexp(-1, keepdim=True)).exp().tolist()
         rows = iter(zip(self.network.target_ids[ids].tolist(), probabilities, strict=True))

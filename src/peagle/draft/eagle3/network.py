@@ -17,4 +17,4 @@ class Eagle3Network(DraftNetwork):
 
     def fed_back(self, residual: torch.Tensor) -> torch.Tensor:
         """Hidden states for the rows behind `residual` `[rows, hidden]`, in the same shape."""
-        return self.final_norm(residual) if self.config.norm_output else residual
+        return self.compute.final_norm(residual) if self.config.norm_output else residual

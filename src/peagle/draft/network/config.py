@@ -1,8 +1,10 @@
 """What a drafter network is: its shape and the target it was made for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from peagle.errors import CheckpointError
@@ -74,6 +76,14 @@ class NetworkConfig:
     def method_shapes(self) -> dict[str, list[int]]:
         """Name the tensors that only networks of this method have, with their shapes."""
         return {}
+
+    def mask_embedding(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:  # noqa: ARG002
+        """Give the embedding `[hidden]` of mask slots, if the network has them.
+
+        Args:
+            tensors: Its weights by name.
+        """
+        return None
 
     def to_json(self) -> str:
         """Write the configuration as JSON."""

@@ -10,7 +10,7 @@ import torch
 
 from peagle.draft.distributions import LevelDistributions, NetworkDistributions
 from peagle.draft.network.state import DrafterState
-from peagle.draft.network.trunk import DraftNetwork, SlotRows
+from peagle.draft.network.trunk import DraftNetwork, SlotRows, keep_slots
 from peagle.model.kv_cache import PAGE_POSITIONS, pages_for
 from peagle.spec import NetworkMethod
 
@@ -55,7 +55,7 @@ class Drafter(ABC):
     def __init__(self, network: DraftNetwork, *, budget: int, name: str) -> None:
         self.network = network
         self.name = name
-        self.cache = network.new_cache(budget)
+        self.cache = network.compute.new_cache(budget)
 
     @property
     def method(self) -> NetworkMethod:
@@ -70,7 +70,7 @@ class Drafter(ABC):
     @property
     def rows_per_pass(self) -> int:
         """Most rows one pass over the weights takes."""
-        return self.network.planner.ladder.largest
+        return self.network.compute.rows_per_pass
 
     def pages_for(self, positions: int) -> int:
         """Pages that a sequence of so many positions takes."""
@@ -103,7 +103,8 @@ class Drafter(ABC):
         """
         most = self.rows_per_pass
         while behind := [state for state in states if state.waiting > most]:
-            self.network.read(self.cache, [state.take(most) for state in behind]).commit()
+            slots = [state.take(most) for state in behind]
+            keep_slots(self.network.read(self.cache, slots, [0] * len(slots)), slots)
 
     @torch.inference_mode()
     def draft(

@@ -5,13 +5,15 @@ Face's order, so that training and export need no renaming. `mask_embedding` `[h
 P-EAGLE drafter that shares the target's embedding keeps only the row that the target does not have.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 from peagle.draft.network.config import NetworkConfig
 from peagle.errors import CheckpointError
+from peagle.model.rope import pair_neighbours
 
 EMBEDDING: Final = "embed_tokens.weight"
 MASK_EMBEDDING: Final = "mask_embedding"
@@ -58,6 +60,45 @@ def tensor_shapes(config: NetworkConfig) -> dict[str, list[int]]:
             mlp + "down_proj.weight": [hidden, decoder.intermediate_size],
         }
     return shapes | config.method_shapes()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer's weights, those that read the same rows on top of one another."""
+
+    attention_norm: torch.Tensor
+    query_key_value: torch.Tensor
+    attention_out: torch.Tensor
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+def layer_weights(
+    config: NetworkConfig, index: int, tensor: Callable[[str], torch.Tensor]
+) -> LayerWeights:
+    """Give one layer's weights, query and key rows in neighbouring pairs.
+
+    Args:
+        config: The network's shape.
+        index: Which layer; layer 0 reads `[embedding | hidden]`.
+        tensor: Gives a tensor by its name.
+    """
+    heads, kv_heads = config.decoder.num_heads, config.decoder.num_kv_heads
+    at = f"layers.{index}."
+    attention, mlp = at + "self_attn.", at + "mlp."
+    return LayerWeights(
+        attention_norm=tensor(at + "input_layernorm.weight"),
+        query_key_value=torch.cat([
+            pair_neighbours(tensor(attention + "q_proj.weight"), heads),
+            pair_neighbours(tensor(attention + "k_proj.weight"), kv_heads),
+            tensor(attention + "v_proj.weight"),
+        ]),
+        attention_out=tensor(attention + "o_proj.weight"),
+        mlp_norm=tensor(at + "post_attention_layernorm.weight"),
+        gate_up=torch.cat([tensor(mlp + "gate_proj.weight"), tensor(mlp + "up_proj.weight")]),
+        down=tensor(mlp + "down_proj.weight"),
+    )  # fmt: skip
 
 
 def fc_norm_names(config: NetworkConfig) -> list[str]:

@@ -1,10 +1,14 @@
 """What a P-EAGLE drafter is: the shape of its network and the target it was made for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from peagle.draft.network.config import NetworkConfig, wrong_value
 from peagle.draft.network.tensors import (
+    EMBEDDING,
     MARKOV_GATE,
     MARKOV_OUT,
     MARKOV_PREVIOUS,
@@ -40,6 +44,12 @@ class PEagleConfig(NetworkConfig):
         vocab = self.decoder.vocab_size
         if not 0 <= self.mask_token_id < vocab:
             raise wrong_value("mask_token_id", self.mask_token_id, f"from 0 to {vocab - 1}")
+
+    def mask_embedding(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Give the embedding of mask slots (`NetworkConfig.mask_embedding`)."""
+        if self.own_embedding:
+            return tensors[EMBEDDING][self.mask_token_id]
+        return tensors[MASK_EMBEDDING]
 
     def method_shapes(self) -> dict[str, list[int]]:
         """Name the tensors of mask slots, with their shapes."""

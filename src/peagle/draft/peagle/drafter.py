@@ -8,7 +8,7 @@ import torch
 from peagle.draft.distributions import LevelDistributions, NetworkDistributions
 from peagle.draft.network.drafter import Drafter, DraftLimits
 from peagle.draft.network.state import DrafterState
-from peagle.draft.network.trunk import SlotRows
+from peagle.draft.network.trunk import SlotRows, keep_slots
 from peagle.draft.peagle.markov import BranchDistributions
 from peagle.draft.peagle.network import PEagleNetwork
 
@@ -32,23 +32,21 @@ class PEagleDrafter(Drafter):
         limits: Sequence[DraftLimits],
     ) -> Sequence[LevelDistributions]:
         depths = [limit.depth for limit in limits]
-        output = self.network.forward(self.cache, slots, [depth - 1 for depth in depths])
-        output.commit()
+        # The last new slot predicts the first draft token, each mask slot one more.
+        output = self.network.forward(
+            self.cache, slots, masks=[depth - 1 for depth in depths], predicting=depths
+        )
+        keep_slots(output, slots)
         for state in states:
             state.passes += 1
-        # The last new slot predicts the first draft token, each mask slot one more.
-        predicting = [
-            residual[-depth:] for residual, depth in zip(output.residual, depths, strict=True)
-        ]
-        together = torch.cat(predicting)
-        logits = torch.split(self.network.logits(together), depths)
         markov = self.network.markov
         if markov is None:
-            return [self._distributions(own) for own in logits]
-        gates = torch.split(markov.gates(self.network.final_norm(together)), depths)
+            return [self._distributions(own) for own in output.logits]
+        normed = self.network.compute.final_norm(torch.cat(output.residual))
+        gates = torch.split(markov.gates(normed), depths)
         return [
             BranchDistributions(own, gate, markov, self.network.target_ids, TOP_TOKENS)
-            for own, gate in zip(logits, gates, strict=True)
+            for own, gate in zip(output.logits, gates, strict=True)
         ]
 
     def _distributions(self, logits: torch.Tensor) -> NetworkDistributions:

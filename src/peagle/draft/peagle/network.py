@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from peagle.draft.network.tensors import MASK_EMBEDDING, MASK_HIDDEN
-from peagle.draft.network.trunk import DraftNetwork, SlotOutput, SlotRows
+from peagle.draft.network.compute import NetworkCompute, NetworkOutput
+from peagle.draft.network.tensors import MASK_HIDDEN
+from peagle.draft.network.trunk import DraftNetwork, SlotRows, joined_features
 from peagle.draft.peagle.config import PEagleConfig
 from peagle.draft.peagle.markov import MarkovHead
 from peagle.model.kv_cache import KVCache
@@ -19,7 +20,13 @@ from peagle.model.rows import SequenceRows
 
 
 class PEagleNetwork(DraftNetwork):
-    """A drafter network with mask slots; the arguments are those of every drafter network.
+    """A drafter network with mask slots.
+
+    Args:
+        config: The network's shape.
+        tensors: Its weights by name, checked (`tensors.check_tensors`).
+        compute: Its arithmetic, made of the same weights.
+        embedding: The target's `[vocab, hidden]`, which the Markov head reads.
 
     Attributes:
         markov: What tells a mask slot the token drafted before it, if the network has that.
@@ -31,36 +38,32 @@ class PEagleNetwork(DraftNetwork):
         self,
         config: PEagleConfig,
         tensors: Mapping[str, torch.Tensor],
+        compute: NetworkCompute,
         *,
         embedding: torch.Tensor,
-        dtype: torch.dtype,
-        device: torch.device,
     ) -> None:
-        super().__init__(config, tensors, embedding=embedding, dtype=dtype, device=device)
-        self._mask_embedding = (
-            self._embedding[config.mask_token_id]
-            if config.own_embedding
-            else tensors[MASK_EMBEDDING].to(device=device, dtype=dtype)
-        )
-        mask_hidden = tensors[MASK_HIDDEN].to(device=device, dtype=dtype)
-        with torch.inference_mode():
-            self._mask_hidden = self.fused(mask_hidden.view(1, -1))[0]
+        super().__init__(config, tensors, compute)
+        self._mask_hidden = compute.fused(tensors[MASK_HIDDEN].view(1, -1))
         self.markov = (
-            MarkovHead(tensors, embedding, config.decoder.rms_norm_eps, device)
+            MarkovHead(tensors, embedding, config.decoder.rms_norm_eps, compute.device)
             if config.markov_rank
             else None
         )
 
-    @torch.inference_mode()
     def forward(
-        self, cache: KVCache, slots: Sequence[SlotRows], masks: Sequence[int]
-    ) -> SlotOutput:
+        self,
+        cache: KVCache,
+        slots: Sequence[SlotRows],
+        masks: Sequence[int],
+        predicting: Sequence[int],
+    ) -> NetworkOutput:
         """Compute new slots and mask slots, row for row the same whatever else is in the pass.
 
         Args:
             cache: Where the sequences' pages are.
             slots: Slots of each sequence; each must fit in its pages and in the context.
             masks: How many mask slots stand behind those of each sequence.
+            predicting: Rows at the end of each sequence whose logits are wanted.
         """
         # One behind the vocabulary: a text may hold the mask token, and then means its own row.
         mask = self.config.decoder.vocab_size
@@ -68,18 +71,11 @@ class PEagleNetwork(DraftNetwork):
             SequenceRows(part.cache, [*part.tokens, *[mask] * count])
             for part, count in zip(slots, masks, strict=True)
         ]
-        residual, step = self.run(cache, rows, self._entering(slots, masks))
-        return SlotOutput(residual, slots, step)
-
-    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embed `tokens` `[rows]`, mask slots among them, giving `[rows, hidden]`."""
-        last = self.config.decoder.vocab_size - 1
-        rows = super().embedded(tokens.clamp(max=last))
-        return torch.where((tokens > last).unsqueeze(1), self._mask_embedding, rows)
+        return self.compute.run(cache, rows, self._entering(slots, masks), predicting)
 
     def _entering(self, slots: Sequence[SlotRows], masks: Sequence[int]) -> torch.Tensor:
         """Hidden states of all slots, `[rows, hidden]`: fused features, or those of a mask."""
-        fused = self.fused(torch.cat([part.features.to(self.dtype) for part in slots]))
+        fused = self.compute.fused(joined_features(slots))
         pieces = []
         for own, count in zip(
             torch.split(fused, [len(part.tokens) for part in slots]), masks, strict=True

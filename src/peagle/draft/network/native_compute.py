@@ -1,0 +1,154 @@
+"""A drafter network computed by the native step: one call for all layers and the head."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from peagle import native
+from peagle.draft.network.compute import NetworkOutput
+from peagle.draft.network.config import NetworkConfig
+from peagle.draft.network.tensors import EMBEDDING, fc_norm_names, layer_weights
+from peagle.model.decoder import rms_norm
+from peagle.model.kv_cache import KVCache
+from peagle.model.native_target import NativeRows, flat_rows, packed_weight, turns_by_position
+from peagle.model.rows import SequenceRows
+
+# A prompt is read in pieces of so many slots.
+_ROWS_PER_PASS: Final = 256
+_CPU: Final = torch.device("cpu")
+_NO_TAPS: Final = np.empty(0, np.int32)
+_NO_FEATURES: Final = np.empty((0, 0), np.float32)
+
+
+class NativeCompute:
+    """The arithmetic of a drafter network in the native step (`NetworkCompute`).
+
+    Products are computed in bfloat16, all else in float32.
+
+    Args:
+        config: The network's shape, whose widths must be those that a native target may have
+            (`native_target.obstacle`).
+        tensors: Its weights by name, checked (`tensors.check_tensors`).
+        embedding: The target's `[vocab, hidden]`, shared unless the network has its own.
+        threads: Threads of a pass; torch's number if None.
+        instructions: One of `native.instruction_sets()`; the best of this processor if empty.
+
+    Attributes:
+        config: As given.
+        device: The CPU.
+    """
+
+    def __init__(
+        self,
+        config: NetworkConfig,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        embedding: torch.Tensor,
+        threads: int | None = None,
+        instructions: str = "",
+    ) -> None:
+        self.config = config
+        self.device = _CPU
+        decoder, library = config.decoder, native.require()
+        pool = native.thread_pool(threads or torch.get_num_threads())
+        layers = []
+        for index in range(decoder.num_layers):
+            weights = layer_weights(config, index, tensors.__getitem__)
+            layers.append((
+                _float32(weights.attention_norm),
+                packed_weight(weights.query_key_value),
+                packed_weight(weights.attention_out),
+                _float32(weights.mlp_norm),
+                packed_weight(weights.gate_up),
+                packed_weight(weights.down),
+            ))  # fmt: skip
+        mask = config.mask_embedding(tensors)
+        self._norm = tensors["norm.weight"].float()
+        self._decoder = library.Decoder(
+            intermediate=decoder.intermediate_size,
+            heads=decoder.num_heads,
+            kv_heads=decoder.num_kv_heads,
+            head_dim=decoder.head_dim,
+            eps=decoder.rms_norm_eps,
+            window=decoder.sliding_window or 0,
+            embedding=_bfloat16(tensors[EMBEDDING] if config.own_embedding else embedding),
+            layers=layers,
+            norm=self._norm.numpy(),
+            head=packed_weight(tensors["lm_head.weight"]),
+            turns=turns_by_position(decoder),
+            threads=pool,
+            instructions=instructions,
+            hidden_norm=_float32(tensors["layers.0.hidden_norm.weight"]),
+            mask_embedding=None if mask is None else _bfloat16(mask),
+            norm_before_residual=config.norm_before_residual,
+        )
+        norms = torch.empty(0, config.feature_size)
+        if config.norm_before_fc:
+            norms = tensors["input_norm.weight"][None]
+        elif config.fc_norm:
+            norms = torch.stack([tensors[name] for name in fc_norm_names(config)])
+        self._fusion = library.Fusion(
+            weight=packed_weight(tensors["fc.weight"]),
+            norms=_float32(norms),
+            eps=decoder.rms_norm_eps,
+            threads=pool,
+            instructions=instructions,
+        )
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Most rows one pass over the weights takes."""
+        return _ROWS_PER_PASS
+
+    def new_cache(self, budget: int) -> KVCache:
+        """Make a KV cache of at most `budget` bytes; keys lie transposed within its pages."""
+        return KVCache(self.config.decoder, budget=budget, dtype=torch.float32, device=_CPU)
+
+    def fused(self, features: torch.Tensor) -> torch.Tensor:
+        """Fuse `features` to hidden states (`NetworkCompute.fused`)."""
+        hidden = torch.empty(len(features), self.config.decoder.hidden_size)
+        self._fusion.run(_float32(features), hidden.numpy())
+        return hidden
+
+    def run(
+        self,
+        cache: KVCache,
+        rows: Sequence[SequenceRows],
+        entering: torch.Tensor,
+        predicting: Sequence[int],
+    ) -> NetworkOutput:
+        """Run rows through the network (`NetworkCompute.run`)."""
+        request = flat_rows(cache, rows)
+        logits = torch.empty(sum(predicting), self.config.draft_vocab_size)
+        residual = torch.empty(sum(predicting), self.config.decoder.hidden_size)
+        step = self._decoder.run(
+            cache.pool.numpy(),
+            request.tokens,
+            request.parents,
+            np.vstack([request.parts, np.array(predicting, np.int32)]),
+            request.pages,
+            _NO_TAPS,
+            logits.numpy(),
+            _NO_FEATURES,
+            _float32(entering),
+            residual.numpy(),
+        )
+        return NetworkOutput(
+            list(torch.split(logits, list(predicting))),
+            list(torch.split(residual, list(predicting))),
+            NativeRows(self._decoder, step, cache, rows),
+        )
+
+    def final_norm(self, residual: torch.Tensor) -> torch.Tensor:
+        """Norm what leaves the last layer, `[rows, hidden]`."""
+        return rms_norm(residual, self._norm, self.config.decoder.rms_norm_eps)
+
+
+def _float32(tensor: torch.Tensor) -> "np.ndarray[Any, np.dtype[np.float32]]":
+    return tensor.float().contiguous().numpy()
+
+
+def _bfloat16(tensor: torch.Tensor) -> "np.ndarray[Any, np.dtype[np.uint16]]":
+    return tensor.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()
