@@ -40,7 +40,7 @@ def test_a_conversation_remembers_and_can_be_reset(
 
 
 def test_chat_ends_with_its_input(peagle: Run) -> None:
-    ran = peagle("chat", "--max-tokens", "5", stdin="Say hello.\n")
+    ran = peagle("chat", "--max-tokens", "5", "--dtype", "bfloat16", stdin="Say hello.\n")
     assert ran.code == 0
     assert "Hello" in ran.out
 

@@ -6,14 +6,24 @@ from peagle.cli.doctor import _checked
 from tests.cli.conftest import Run
 
 
-def test_doctor_reports_the_machine_and_that_rows_are_independent(peagle: Run) -> None:
-    ran = peagle("doctor", "--dtype", "bfloat16")
+@pytest.mark.parametrize(
+    ("backend", "passes"),
+    [
+        ("native", r"A pass takes up to 256 rows"),
+        ("torch", r"a pass of up to\s+\d+\s+rows in\s+blocks\s+of\s+(16|32|64),"),
+    ],
+)
+def test_doctor_reports_the_machine_and_that_rows_are_independent(
+    peagle: Run, backend: str, passes: str
+) -> None:
+    ran = peagle("doctor", "--dtype", "bfloat16", "--backend", backend)
     assert ran.code == 0
-    assert "quantization none" in ran.out
-    assert "in bfloat16 on cpu" in ran.out
+    assert "quantization int8" in ran.out
+    assert re.search(rf"in bfloat16 on cpu,\s+{backend}", ran.out)
     assert re.search(r"memory .* GB, read at [\d.]+ GB/s", ran.out)
     assert "Row invariance holds" in ran.out
-    assert re.search(r"a pass of up to\s+\d+\s+rows in\s+blocks\s+of\s+(16|32|64),", ran.out)
+    assert re.search(passes, " ".join(ran.out.split()))
+    assert re.search(r"over 16\s+rows\s+[\d.]+\s+times", ran.out)
     for rows in (1, 4, 16, 32):
         assert re.search(rf"^\s+{rows}\s+[\d.]+\s+\d+", ran.out, re.M)
     assert re.search(r"^\s+16\s+[\d.]+\s+\d+\s+(\d+% each|never)", ran.out, re.M)

@@ -123,7 +123,7 @@ def test_public_folders_are_compared_too(
     config, tensors = load_drafter(drafter)
     folder = tmp_path / "public"
     export_drafter(
-        config, tensors, folder, "vllm", target=target.config, embedding=target.weights.embedding
+        config, tensors, folder, "vllm", target=target.config, embedding=target.embedding
     )
     ran = peagle("eval-drafter", "smollm2", "--drafter", str(folder), "--drafter",
                  f"own={drafter}", "--prompts", str(prompts), "--nodes", "7", "--chain", "3",

@@ -64,7 +64,7 @@ def test_what_was_chosen_is_shown(peagle: Run, smollm2_int8: LLM) -> None:
     expected = smollm2_int8.generate(PROMPT, SamplingParams(max_tokens=6))[0]
     assert found["token_ids"] == expected.token_ids
     assert (found["quantization"], found["dtype"]) == ("int8", "bfloat16")
-    assert "int8 (bfloat16 between)" in ran.err
+    assert "int8, native" in ran.err
 
 
 def test_without_speculation_the_tokens_are_the_same(peagle: Run) -> None:

@@ -54,7 +54,7 @@ def test_ctrl_c_ends_generate_with_one_line_and_130() -> None:
 
 
 def test_ctrl_c_cuts_an_answer_off_and_the_chat_goes_on() -> None:
-    process = start("chat", "--max-tokens", "4000")
+    process = start("chat", "--max-tokens", "4000", "--dtype", "bfloat16")
     assert process.stdin is not None
     process.stdin.write(WORDY.encode() + b"\n")
     read_until(process, b"Yes")

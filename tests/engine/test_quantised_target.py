@@ -17,7 +17,6 @@ def llm(request: pytest.FixtureRequest) -> LLM:
 def test_the_shipped_drafter_fits_quantised_targets(llm: LLM) -> None:
     assert llm.target.dtype == torch.bfloat16
     assert llm.engine.drafter is not None
-    assert llm.engine.drafter.network.dtype == torch.bfloat16
     params = SamplingParams(max_tokens=24)
     spec = {"method": "peagle", "lookup": False, "corpus": False, "adaptive": False}
     result = drafted(llm, PROMPTS[2:3], params, spec)[0]

@@ -48,7 +48,7 @@ def save_informed_drafter(
     )
     tensors = random_tensors(config, seed=1)
     tensors["d2t"] = offsets(ids)
-    straight = StraightNetwork(config, tensors, target.weights.embedding)
+    straight = StraightNetwork(config, tensors, target.embedding)
     inputs, wanted = [], []
     for text, own in zip(tokens, features, strict=True):
         fused = straight.fuse(torch.cat(list(own.values()), -1)[:-1].double())

@@ -51,7 +51,7 @@ def test_a_drafter_is_gone_on_with_as_it_is(
     assert (recipe.depths, recipe.seed) == (5, 7)
     tensors = random_tensors(config, 3)
     assert torch.equal(beginning.ids, tensors[DRAFT_TO_TARGET] + torch.arange(50))
-    network = PEagleTraining(config, target.model.weights.embedding)
+    network = PEagleTraining(config, target.model.embedding)
     assert beginning.drafter is not None
     start_from_drafter(network, beginning.drafter)
     weights = dict(network.named_parameters())

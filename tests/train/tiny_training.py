@@ -102,7 +102,7 @@ def trainer_of(run: Path, *, documents=None, **changes) -> Trainer:
     target = random_target(GROUPED)
     return Trainer(
         network_of(config_of(markov_rank=recipe.markov_rank)),
-        teacher_head=target.weights.embedding[:DRAFT_VOCAB],
+        teacher_head=target.embedding[:DRAFT_VOCAB],
         target_ids=torch.arange(DRAFT_VOCAB),
         documents=documents,
         training=range(4, len(documents)),

@@ -141,7 +141,7 @@ class FeatureReader:
         memory = _WholeDocuments(target, lengths, self._rope)
         tokens = torch.cat([document.tokens[:-1] for document in documents]).to(target.device)
         with _in_one_product(target):
-            residual = target.weights.embedding.index_select(0, tokens)
+            residual = target.embedding.index_select(0, tokens)
             entering = []
             for index, layer in enumerate(target.weights.layers):
                 if index in target.taps:

@@ -186,7 +186,7 @@ def begin_from_drafter(path: Path, target: LoadedTarget[TorchTarget], recipe: Re
     """
     model = target.model
     config, tensors = load_weights(
-        path, model.config, model.weights.embedding, target.tokenizer.fingerprint()
+        path, model.config, model.embedding, target.tokenizer.fingerprint()
     )
     check_trainable(config)
     recipe = recipe.for_drafter(config)
@@ -228,7 +228,7 @@ def open_run(
     model, recipe, config, ids = target.model, beginning.recipe, beginning.config, beginning.ids
     model.taps = config.taps
     torch.manual_seed(recipe.seed)
-    embedding = model.weights.embedding
+    embedding = model.embedding
     network: Trunk = (
         PEagleTraining(config, embedding)
         if isinstance(config, PEagleConfig)

@@ -51,7 +51,7 @@ def export(tmp_path, target):
     def write(config, tensors, form, name="out"):
         folder = tmp_path / name
         export_drafter(
-            config, tensors, folder, form, target=target.config, embedding=target.weights.embedding
+            config, tensors, folder, form, target=target.config, embedding=target.embedding
         )
         return folder, json.loads((folder / "config.json").read_text())
 
@@ -65,7 +65,7 @@ def test_what_is_written_is_read_back(export, target, form, case):
     config = CONFIGS[case]
     tensors = random_tensors(config, 3)
     folder, _ = export(config, tensors, form)
-    found, read = load_folder(folder, target.config, target.weights.embedding)
+    found, read = load_folder(folder, target.config, target.embedding)
     unsaid = {"target_name": "the target of out", "train_depth": None} if form == "vllm" else {}
     assert found == replace(config, tokenizer_fingerprint=None, **unsaid)
     assert read.keys() == tensors.keys()
@@ -75,7 +75,7 @@ def test_what_is_written_is_read_back(export, target, form, case):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_folder_written_again_is_the_same(export, target, form):
     folder, first = export(peagle_config(), random_tensors(peagle_config(), 3), form)
-    again, second = export(*load_folder(folder, target.config, target.weights.embedding), form, "b")
+    again, second = export(*load_folder(folder, target.config, target.embedding), form, "b")
     one, two = load_file(folder / "model.safetensors"), load_file(again / "model.safetensors")
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -88,7 +88,7 @@ def test_the_raw_form_has_the_names_of_amazons_checkpoints(export, target):
     tensors = random_tensors(config, 3)
     folder, written = export(config, tensors, "vllm")
     stored = load_file(folder / "model.safetensors")
-    expected = with_masks(weights(), target.weights.embedding)
+    expected = with_masks(weights(), target.embedding)
     assert stored.keys() == {name.replace("layers.0.", "midlayer.") for name in expected}
     for name, weight in expected.items():
         assert stored[name.replace("layers.0.", "midlayer.")].shape == weight.shape
@@ -102,7 +102,7 @@ def test_the_raw_form_has_the_names_of_amazons_checkpoints(export, target):
     assert (written["vocab_size"], written["draft_vocab_size"]) == (VOCAB, 200)
     embedded = stored["embed_tokens.weight"]
     assert torch.equal(embedded[mask], tensors["mask_embedding"])
-    assert torch.equal(embedded[:mask], target.weights.embedding[:mask])
+    assert torch.equal(embedded[:mask], target.embedding[:mask])
     kept = tensors["d2t"] + torch.arange(200)
     assert stored["t2d"].dtype == torch.bool
     assert stored["t2d"].nonzero().flatten().tolist() == kept.tolist()
@@ -113,7 +113,7 @@ def test_the_speculators_form_has_the_names_of_red_hats_checkpoints(export, targ
     config = peagle_config()
     folder, written = export(config, random_tensors(config, 3), "speculators")
     stored = load_file(folder / "model.safetensors")
-    assert stored.keys() == with_masks(weights(), target.weights.embedding).keys()
+    assert stored.keys() == with_masks(weights(), target.embedding).keys()
     library = {"auto_map", "has_no_defaults_at_init", "speculators_version", "transformers_version"}
     assert speculators_config("peagle").keys() - library <= written.keys()
     assert written["speculators_config"] == {
@@ -190,7 +190,7 @@ def test_a_mapping_of_the_whole_vocabulary_is_kept_unless_it_is_the_identity(exp
     tensors = random_tensors(config, 3)
     tensors["d2t"][:2] = torch.tensor([1, -1])
     folder, _ = export(config, tensors, "speculators")
-    _, read = load_folder(folder, target.config, target.weights.embedding)
+    _, read = load_folder(folder, target.config, target.embedding)
     assert torch.equal(read["d2t"], tensors["d2t"])
 
 
@@ -205,7 +205,7 @@ def test_half_precision_is_written_as_it_is(export, target):
     assert {str(found.dtype) for found in stored.values()} == {
         "torch.bfloat16", "torch.int64", "torch.bool"
     }  # fmt: skip
-    _, read = load_folder(folder, target.config, target.weights.embedding)
+    _, read = load_folder(folder, target.config, target.embedding)
     assert all(torch.equal(read[name], halved[name]) for name in halved)
 
 

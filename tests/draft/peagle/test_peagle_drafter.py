@@ -318,7 +318,7 @@ def test_decoding_with_the_target_feeds_the_drafter_its_own_text(llama, make_tar
     drafter = random_drafter(target, layers=2, draft_vocab_size=150, seed=4)
     network = drafter.network
     straight = StraightNetwork(
-        network.config, random_tensors(network.config, 4), target.weights.embedding
+        network.config, random_tensors(network.config, 4), target.embedding
     )
     rng = random.Random(8)
     prompt = [rng.randrange(VOCAB) for _ in range(50)]

@@ -72,7 +72,7 @@ def test_the_quantisation_and_the_drafter_that_were_named_are_loaded(
     drafter = str(resolve(MODEL).drafters["eagle3"])
     told = SETTINGS | {"drafter": drafter, "precision": {"quantization": "int8"}}
     one = service(told, tmp_path / "log")
-    assert one.start().about["precision"].startswith("int8 (")
+    assert one.start().about["precision"].startswith("int8")
     spec = {"method": "eagle3", "lookup": False, "corpus": False}
     drafted, plain = (one.answer(prompts, 2, {"spec": way}, lambda: None) for way in (spec, None))
     one.stop()
