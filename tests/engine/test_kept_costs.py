@@ -25,10 +25,27 @@ def never() -> StepCosts:
     raise AssertionError("measured again")
 
 
+def always(_: StepCosts) -> bool:
+    return True
+
+
+def test_kept_costs_that_no_longer_hold_are_measured_anew() -> None:
+    kept_costs({}, lambda: COSTS, always)
+    asked: list[StepCosts] = []
+
+    def never_alike(costs: StepCosts) -> bool:
+        asked.append(costs)
+        return False
+
+    assert kept_costs({}, lambda: OTHERS, never_alike) == OTHERS
+    assert asked == [COSTS]
+    assert kept_costs({}, never, always) == OTHERS
+
+
 def test_what_was_measured_is_kept_for_the_same_conditions() -> None:
     what = {"model": [("a.gguf", 10, 20)], "dtype": "bfloat16"}
-    assert kept_costs(what, lambda: COSTS) == COSTS
-    assert kept_costs(dict(reversed(what.items())), never) == COSTS
+    assert kept_costs(what, lambda: COSTS, always) == COSTS
+    assert kept_costs(dict(reversed(what.items())), never, always) == COSTS
 
 
 @pytest.mark.parametrize("changed", ["weights", "dtype", "threads", "processor"])
@@ -37,7 +54,7 @@ def test_other_conditions_are_measured_anew(
 ) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"weights")
-    kept_costs({"model": file_state(file), "dtype": "bfloat16"}, lambda: COSTS)
+    kept_costs({"model": file_state(file), "dtype": "bfloat16"}, lambda: COSTS, always)
     dtype = "bfloat16"
     if changed == "weights":
         file.write_bytes(b"other weights")
@@ -47,7 +64,7 @@ def test_other_conditions_are_measured_anew(
         monkeypatch.setattr(torch, "get_num_threads", lambda: 97)
     else:
         monkeypatch.setattr("peagle.engine.kept_costs.processor_name", lambda: "another")
-    assert kept_costs({"model": file_state(file), "dtype": dtype}, lambda: OTHERS) == OTHERS
+    assert kept_costs({"model": file_state(file), "dtype": dtype}, lambda: OTHERS, always) == OTHERS
 
 
 def test_files_of_a_folder_count(tmp_path: Path) -> None:
@@ -62,12 +79,12 @@ def test_files_of_a_folder_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "{", '{"costs": {"target": {"rows": [2]}}}'])
 def test_a_damaged_file_is_measured_and_written_anew(cache: Path, content: str) -> None:
-    kept_costs({}, lambda: COSTS)
+    kept_costs({}, lambda: COSTS, always)
     (file,) = cache.iterdir()
     file.write_text(content, "utf-8")
-    assert kept_costs({}, lambda: OTHERS) == OTHERS
+    assert kept_costs({}, lambda: OTHERS, always) == OTHERS
     assert json.loads(file.read_text("utf-8"))["conditions"]["torch"] == torch.__version__
-    assert kept_costs({}, never) == OTHERS
+    assert kept_costs({}, never, always) == OTHERS
 
 
 def test_a_cache_that_cannot_be_written_is_told_and_costs_are_used(
@@ -75,5 +92,5 @@ def test_a_cache_that_cannot_be_written_is_told_and_costs_are_used(
 ) -> None:
     cache.parent.mkdir()
     cache.write_text("a file where the folder should be", "utf-8")
-    assert kept_costs({}, lambda: COSTS) == COSTS
+    assert kept_costs({}, lambda: COSTS, always) == COSTS
     assert "cannot be kept" in capsys.readouterr().err

@@ -3,7 +3,13 @@
 from peagle import LLM
 from peagle.draft.mixture import MixturePrior
 from peagle.draft.untrained import random_drafter
-from peagle.engine.measuring import measure_network, measure_step_costs, measure_target
+from peagle.engine.costs import CostCurve
+from peagle.engine.measuring import (
+    measure_network,
+    measure_step_costs,
+    measure_target,
+    target_costs_hold,
+)
 
 
 def test_target_passes_are_measured_up_to_the_largest(smollm2: LLM) -> None:
@@ -12,6 +18,15 @@ def test_target_passes_are_measured_up_to_the_largest(smollm2: LLM) -> None:
     assert costs.target.rows == (1, 4, 16, 32, smollm2.target.rows_per_pass)
     assert costs.target.seconds[-1] > costs.target.seconds[0] > 0
     assert costs.network is None
+
+
+def test_costs_of_a_machine_ten_times_as_fast_or_slow_do_not_hold(smollm2: LLM) -> None:
+    costs = measure_target(smollm2.target, budget_s=0.0)
+    for times in (0.1, 10.0):
+        other = CostCurve(
+            rows=costs.target.rows, seconds=tuple(s * times for s in costs.target.seconds)
+        )
+        assert not target_costs_hold(smollm2.target, costs.model_copy(update={"target": other}))
 
 
 def test_all_parts_of_a_step_are_measured(smollm2: LLM) -> None:

@@ -166,7 +166,7 @@ def test_the_catalog_has_a_drafter_for_each_method(smollm2: LLM, method: Network
 def test_pass_costs_are_kept_apart_for_each_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Mapping[str, Any]] = []
 
-    def keep(what: Mapping[str, Any], _: Callable[[], StepCosts]) -> StepCosts:
+    def keep(what: Mapping[str, Any], *_: Callable[..., Any]) -> StepCosts:
         kept.append(what)
         return StepCosts(target=CostCurve(rows=(1,), seconds=(0.1,)))
 

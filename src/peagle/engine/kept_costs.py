@@ -18,20 +18,28 @@ FORMAT: Final = 2
 """Counts up when what is measured, or how, changes."""
 
 
-def kept_costs(what: Mapping[str, Any], measure: Callable[[], StepCosts]) -> StepCosts:
+def kept_costs(
+    what: Mapping[str, Any],
+    measure: Callable[[], StepCosts],
+    still_hold: Callable[[StepCosts], bool],
+) -> StepCosts:
     """Give the costs that were measured before under the same conditions, or measure them.
 
     Args:
         what: Everything that costs depend on beside this machine and its libraries: files of the
             weights (`file_state`), precision, device.
         measure: Measures them.
+        still_hold: Whether kept costs look like those of today: they may have been measured while
+            something else ran, or on a machine that was slower then.
     """
     conditions = {"format": FORMAT, **machine_state(), **what}
     key = hashlib.blake2b(repr(sorted(conditions.items())).encode(), digest_size=10).hexdigest()
     file = cache_folder() / "costs" / f"{key}.json"
     try:
         # A damaged file, or one of another version, is as good as none.
-        return StepCosts.model_validate(read_json(file)["costs"])
+        kept = StepCosts.model_validate(read_json(file)["costs"])
+        if still_hold(kept):
+            return kept
     except (KeyError, ValidationError):
         pass
     costs = measure()

@@ -32,6 +32,9 @@ _ROWS: Final = (8, 9, 17, 64, 2, 5, 33)
 _FIRST_ROWS: Final = (1, 16, 4, 32)
 _MOST_ROUNDS: Final = 7
 _FAR: Final = 1280
+# Kept costs are measured anew where a pass takes so many times as long, or as short.
+_ALIKE: Final = 1.6
+_CHECK_S: Final = 0.1
 _SEQUENCES: Final = 16
 _FAR_ROWS: Final = 16
 _TEXT_TOKENS: Final = 300
@@ -103,6 +106,29 @@ def measure_target(target: Target, budget_s: float = BUDGET_S) -> StepCosts:
         per_sequence=max(0.0, per_sequence),
         per_key=per_key,
         per_row_key=per_row_key,
+    )
+
+
+def target_costs_hold(target: Target, costs: StepCosts) -> bool:
+    """Whether a few passes take about as long as the curve says.
+
+    Args:
+        target: The model.
+        costs: What was measured before.
+    """
+    kv_cache = target.new_cache(
+        pages_for(BASE_CONTEXT + _FAR_ROWS) * page_bytes(target.config, target.kv_dtype)
+    )
+    near = max(0, min(BASE_CONTEXT, target.config.context_length - _FAR_ROWS))
+    sequence = _opened(kv_cache, near, _FAR_ROWS)
+    passes = {
+        f"{rows}": _pass(target, kv_cache, [_branches(sequence, rows)]) for rows in (1, _FAR_ROWS)
+    }
+    found = _measured(passes, _CHECK_S, len(passes))
+    return all(
+        costs.target.at(int(rows)) < _ALIKE * min(times)
+        and min(times) < _ALIKE * costs.target.at(int(rows))
+        for rows, times in found.items()
     )
 
 

@@ -19,7 +19,7 @@ from peagle.draft.storage import read_network_weights
 from peagle.engine.choice import TokenChooser
 from peagle.engine.engine import DEFAULT_MAX_CONCURRENT, Engine
 from peagle.engine.kept_costs import file_state, kept_costs
-from peagle.engine.measuring import measure_step_costs
+from peagle.engine.measuring import measure_step_costs, target_costs_hold
 from peagle.engine.sequence import Sequence as EngineSequence
 from peagle.engine.stops import StopRule
 from peagle.errors import InvalidRequestError
@@ -352,6 +352,7 @@ class LLM:
                 corpus=self._corpus,
                 prior=self._prior,
             ),
+            lambda costs: target_costs_hold(self.target, costs),
         )
 
     def _add(self, sequences: Sequence[EngineSequence]) -> None:

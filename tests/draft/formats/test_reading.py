@@ -282,9 +282,7 @@ def test_layers_that_are_not_named_are_not_guessed(tmp_path, load, target):
     stored = as_amazon(with_masks(weights(taps=5), target.embedding))
     with pytest.raises(CheckpointError, match="reads 320 values of the target, not three layers"):
         load(write(tmp_path, raw_config(), stored))
-    folder = write(
-        tmp_path, raw_config(), as_amazon(with_masks(weights(), target.embedding))
-    )
+    folder = write(tmp_path, raw_config(), as_amazon(with_masks(weights(), target.embedding)))
     assert read_taps(folder) is None
     assert load(folder)[0].taps == target.config.default_taps
 

@@ -317,9 +317,7 @@ def test_decoding_with_the_target_feeds_the_drafter_its_own_text(llama, make_tar
     target = make_target()
     drafter = random_drafter(target, layers=2, draft_vocab_size=150, seed=4)
     network = drafter.network
-    straight = StraightNetwork(
-        network.config, random_tensors(network.config, 4), target.embedding
-    )
+    straight = StraightNetwork(network.config, random_tensors(network.config, 4), target.embedding)
     rng = random.Random(8)
     prompt = [rng.randrange(VOCAB) for _ in range(50)]
     rounds = [0, 4, 2, 1, 3, 0]
