@@ -29,7 +29,7 @@ def a_network(seed: int = 0, levels: int = 4, top: int = 6) -> NetworkDistributi
     random = np.random.default_rng(seed)
     ids = np.stack([random.permutation(100)[:top] for _ in range(levels)])
     probabilities = np.sort(random.dirichlet(np.ones(top), size=levels))[:, ::-1]
-    return NetworkDistributions(ids, probabilities)
+    return NetworkDistributions(list(zip(ids.tolist(), probabilities.tolist(), strict=True)))
 
 
 def trees_of(

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
+Children = tuple[list[int], list[float]]
+"""Token ids of the target's vocabulary and their probabilities, falling."""
 
 
 class LevelDistributions(Protocol):
@@ -15,7 +15,7 @@ class LevelDistributions(Protocol):
         """Number of levels predicted."""
         ...
 
-    def children(self, depth: int, path: Sequence[int]) -> tuple[list[int], list[float]]:
+    def children(self, depth: int, path: Sequence[int]) -> Children:
         """Predict the token at `depth` (1 is the first) after the draft tokens of `path`.
 
         Returns:
@@ -29,22 +29,17 @@ class NetworkDistributions:
     """The marginals of one P-EAGLE pass: each level is predicted without knowing the branch.
 
     Args:
-        ids: Most probable tokens of each level, in the target's vocabulary: `[levels, top]`.
-        probabilities: Their probabilities, falling along each row: `[levels, top]`.
+        levels: Most probable tokens of each level.
     """
 
-    def __init__(
-        self, ids: npt.NDArray[np.integer], probabilities: npt.NDArray[np.floating]
-    ) -> None:
-        self._levels: list[tuple[list[int], list[float]]] = list(
-            zip(ids.tolist(), probabilities.tolist(), strict=True)
-        )
+    def __init__(self, levels: Sequence[Children]) -> None:
+        self._levels = levels
 
     @property
     def levels(self) -> int:
         """Number of levels predicted."""
         return len(self._levels)
 
-    def children(self, depth: int, path: Sequence[int]) -> tuple[list[int], list[float]]:  # noqa: ARG002
+    def children(self, depth: int, path: Sequence[int]) -> Children:  # noqa: ARG002
         """Return the level's marginal, whatever the path."""
         return self._levels[depth - 1]

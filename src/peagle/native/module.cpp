@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,6 +20,8 @@
 
 #include "decoder.h"
 #include "fusion.h"
+#include "markov.h"
+#include "prediction.h"
 
 namespace nb = nanobind;
 
@@ -292,6 +295,102 @@ class BoundFusion {
   std::mutex scratch_;
 };
 
+using Ranked = std::tuple<std::vector<std::int32_t>, std::vector<float>>;
+
+// A Markov head with everything its pointers point to.
+class BoundMarkovHead {
+ public:
+  BoundMarkovHead(Matrix<const std::uint16_t> embedding, std::shared_ptr<PackedWeight> previous,
+                  std::shared_ptr<PackedWeight> gate, Matrix<const std::uint16_t> out,
+                  Vector<const std::int32_t> target_ids, Vector<const float> norm, float eps,
+                  std::size_t scored, std::size_t top, const std::string& instructions)
+      : embedding_(std::move(embedding)),
+        previous_(std::move(previous)),
+        gate_(std::move(gate)),
+        out_(std::move(out)),
+        target_ids_(std::move(target_ids)),
+        norm_(std::move(norm)),
+        kernels_(kernels_named(instructions)),
+        scored_(scored),
+        top_(top),
+        weights_{embedding_.data(), embedding_.shape(0), embedding_.shape(1), previous_.get(),
+                 gate_.get(), out_.data(), out_.shape(0), out_.shape(1), target_ids_.data(),
+                 norm_.data(), eps} {
+    require(weights_.rank % BLOCK == 0 && weights_.hidden % BLOCK == 0,
+            "widths must be multiples of sixteen");
+    for (const PackedWeight* one : {previous_.get(), gate_.get()})
+      require(one->in() == weights_.hidden && one->view().out == weights_.rank,
+              "a weight has another shape");
+    require(target_ids_.shape(0) == weights_.draft_vocab && norm_.shape(0) == weights_.hidden,
+            "a weight has another shape");
+    require(scored_ >= 1 && top_ >= 1, "at least one token");
+  }
+
+  std::unique_ptr<Branches> branches(Matrix<const float> logits,
+                                     Matrix<const float> residual) const {
+    require(logits.shape(1) == weights_.draft_vocab && residual.shape(1) == weights_.hidden &&
+                logits.shape(0) == residual.shape(0),
+            "logits and residual streams of the same levels");
+    return std::make_unique<Branches>(weights_, kernels_, logits.data(), residual.data(),
+                                      logits.shape(0), scored_, top_);
+  }
+
+  std::size_t vocab() const { return weights_.vocab; }
+
+ private:
+  Matrix<const std::uint16_t> embedding_;
+  std::shared_ptr<PackedWeight> previous_, gate_;
+  Matrix<const std::uint16_t> out_;
+  Vector<const std::int32_t> target_ids_;
+  Vector<const float> norm_;
+  const Kernels& kernels_;
+  const std::size_t scored_, top_;
+  const MarkovWeights weights_;
+};
+
+// The predictions of one pass, with the head that they were made by.
+class BoundBranches {
+ public:
+  BoundBranches(std::shared_ptr<BoundMarkovHead> head, Matrix<const float> logits,
+                Matrix<const float> residual)
+      : head_(std::move(head)), branches_(head_->branches(logits, residual)) {}
+
+  std::size_t levels() const { return branches_->levels(); }
+
+  Ranked after(std::size_t level, std::int32_t token) {
+    require(level < levels(), "no such level");
+    require(level == 0 || (token >= 0 && static_cast<std::size_t>(token) < head_->vocab()),
+            "a token is not in the vocabulary");
+    const Children& found = branches_->after(level, token);
+    return {found.ids, found.probabilities};
+  }
+
+ private:
+  std::shared_ptr<BoundMarkovHead> head_;
+  std::unique_ptr<Branches> branches_;
+};
+
+// The most probable tokens of each row of logits, by target id.
+std::vector<Ranked> most_probable(Matrix<const float> logits, Vector<const std::int32_t> target_ids,
+                                  std::size_t count) {
+  require(target_ids.shape(0) == logits.shape(1), "an id for each logit");
+  std::vector<Ranked> found;
+  for (std::size_t row = 0; row < logits.shape(0); row++) {
+    const float* own = logits.data() + row * logits.shape(1);
+    auto& [ids, probabilities] = found.emplace_back();
+    const std::vector<std::int32_t> best = largest_places(own, logits.shape(1), count);
+    if (best.empty()) continue;
+    const float highest = own[best[0]];
+    const double total = summed_exponentials(own, logits.shape(1), highest);
+    for (const std::int32_t place : best) {
+      ids.push_back(target_ids.data()[place]);
+      probabilities.push_back(
+          static_cast<float>(std::exp(static_cast<double>(own[place] - highest)) / total));
+    }
+  }
+  return found;
+}
+
 // One product alone, for tests and measurements.
 void multiply(const PackedWeight& weight, Matrix<const float> rows, Matrix<float> out,
               ThreadPool& threads, const std::string& instructions) {
@@ -378,4 +477,17 @@ NB_MODULE(_native, module) {
            nb::kw_only(), nb::arg("weight"), nb::arg("norms"), nb::arg("eps"), nb::arg("threads"),
            nb::arg("instructions"))
       .def("run", &BoundFusion::run);
+  module.def("most_probable", most_probable);
+  nb::class_<BoundMarkovHead>(module, "MarkovHead")
+      .def(nb::init<Matrix<const std::uint16_t>, std::shared_ptr<PackedWeight>,
+                    std::shared_ptr<PackedWeight>, Matrix<const std::uint16_t>,
+                    Vector<const std::int32_t>, Vector<const float>, float, std::size_t,
+                    std::size_t, const std::string&>(),
+           nb::kw_only(), nb::arg("embedding"), nb::arg("previous"), nb::arg("gate"),
+           nb::arg("out"), nb::arg("target_ids"), nb::arg("norm"), nb::arg("eps"),
+           nb::arg("scored"), nb::arg("top"), nb::arg("instructions"));
+  nb::class_<BoundBranches>(module, "Branches")
+      .def(nb::init<std::shared_ptr<BoundMarkovHead>, Matrix<const float>, Matrix<const float>>())
+      .def_prop_ro("levels", &BoundBranches::levels)
+      .def("after", &BoundBranches::after);
 }

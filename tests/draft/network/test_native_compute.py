@@ -155,6 +155,40 @@ def test_rows_do_not_depend_on_others(table, slots):
         assert (probabilities[:K] == alone[one][1]).all()
 
 
+@pytest.mark.parametrize("vocab", [200, 900])
+def test_a_markov_head_tells_what_torch_tells(slots, vocab):
+    """The larger vocabulary has more tokens than are scored anew for each token before."""
+    config = peagle_config(
+        markov_rank=16, draft_vocab_size=vocab, decoder=decoder_config(vocab_size=1000)
+    )
+    table = torch.randn(1000, 64, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    drafter, _ = peagle(config, table)
+    _, tensors = compute_of(config, table)
+    shared = {"embedding": table.float(), "dtype": torch.float32, "device": torch.device("cpu")}
+    compute = TorchCompute(config, tensors, **shared)
+    network = PEagleNetwork(config, tensors, compute, embedding=table.float())
+    other = PEagleDrafter(network, budget=8 << 20, name="tiny")
+    found = []
+    for one in (drafter, other):
+        state = one.open(64)
+        state.observe(*slots(30))
+        found += draft(one, [state], 5)
+    native_branches, torch_branches = found
+    assert (native_branches.levels, torch_branches.levels) == (5, 5)
+    rng = random.Random(6)
+    for depth in range(1, 6):
+        for _ in range(4):
+            path = [rng.randrange(1000) for _ in range(depth - 1)]
+            told = dict(zip(*native_branches.children(depth, path), strict=True))
+            expected = dict(zip(*torch_branches.children(depth, path), strict=True))
+            assert list(told.values()) == sorted(told.values(), reverse=True)
+            assert len(told) == len(expected) == 32
+            both = told.keys() & expected.keys()
+            assert len(both) > 24
+            for token in both:
+                assert told[token] == pytest.approx(expected[token], rel=0.1, abs=1e-4)
+
+
 def test_a_prompt_of_many_passes_equals_the_straight_computation(table, slots):
     config = peagle_config(decoder=decoder_config(context_length=1024))
     drafter, straight = peagle(config, table)

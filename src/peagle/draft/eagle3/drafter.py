@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from peagle.draft.distributions import LevelDistributions
-from peagle.draft.eagle3.expansion import Children, Expansion
+from peagle.draft.eagle3.expansion import Expansion
 from peagle.draft.eagle3.network import Eagle3Network
 from peagle.draft.network.compute import NetworkOutput
 from peagle.draft.network.drafter import Drafter, DraftLimits
@@ -89,21 +89,12 @@ class Eagle3Drafter(Drafter):
             asking: Sequences.
             output: What the newest rows of each gave.
         """
-        predictions = self._most_probable(output.logits, max(one.tree.width for one in asking))
         remaining = []
-        for one, residual, predicted in zip(asking, output.residual, predictions, strict=True):
+        for one, logits, residual in zip(asking, output.logits, output.residual, strict=True):
             one.state.passes += 1
-            one.tree.record(predicted)
+            one.tree.record(self.network.compute.most_probable(logits, one.tree.width))
             if one.tree.newest:
                 fed_back = self.network.fed_back(residual)[one.tree.asked_by]
                 one.entering = torch.cat([one.entering, fed_back])
                 remaining.append(one)
         return remaining
-
-    def _most_probable(self, newest: Sequence[torch.Tensor], count: int) -> list[list[Children]]:
-        """Give the `count` most probable tokens of each row's logits, by target id."""
-        logits = torch.cat(list(newest))
-        best, ids = logits.topk(min(count, logits.shape[1]))
-        probabilities = (best - logits.logsumexp(-1, keepdim=True)).exp().tolist()
-        rows = iter(zip(self.network.target_ids[ids].tolist(), probabilities, strict=True))
-        return [[next(rows) for _ in range(len(own))] for own in newest]

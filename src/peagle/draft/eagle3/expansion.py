@@ -4,10 +4,8 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from peagle.draft.distributions import Children
 from peagle.draft.network.drafter import DraftLimits
-
-Children = tuple[list[int], list[float]]
-"""Token ids of the target's vocabulary and their probabilities, falling."""
 
 
 class _Node(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from peagle.draft.distributions import Children
 from peagle.model.kv_cache import KVCache
 from peagle.model.rows import SequenceRows
 from peagle.model.target import UncommittedRows
@@ -67,6 +68,10 @@ class NetworkCompute(Protocol):
             entering: Hidden state that each row takes, `[rows, hidden]`.
             predicting: Rows at the end of each sequence whose logits are wanted.
         """
+        ...
+
+    def most_probable(self, logits: torch.Tensor, count: int) -> list[Children]:
+        """Give the `count` most probable tokens of each row of `logits` `[rows, draft vocab]`."""
         ...
 
     def final_norm(self, residual: torch.Tensor) -> torch.Tensor:

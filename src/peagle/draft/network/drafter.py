@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
 import torch
 
 from peagle.draft.distributions import LevelDistributions, NetworkDistributions
@@ -14,7 +13,7 @@ from peagle.draft.network.trunk import DraftNetwork, SlotRows, keep_slots
 from peagle.model.kv_cache import PAGE_POSITIONS, pages_for
 from peagle.spec import NetworkMethod
 
-_NOTHING: Final = NetworkDistributions(np.empty((0, 0), np.int64), np.empty((0, 0)))
+_NOTHING: Final = NetworkDistributions([])
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,16 @@ import numpy as np
 import torch
 
 from peagle import native
+from peagle.draft.distributions import Children
 from peagle.draft.network.compute import NetworkOutput
 from peagle.draft.network.config import NetworkConfig
-from peagle.draft.network.tensors import EMBEDDING, fc_norm_names, layer_weights
+from peagle.draft.network.tensors import (
+    DRAFT_TO_TARGET,
+    EMBEDDING,
+    fc_norm_names,
+    layer_weights,
+    target_ids,
+)
 from peagle.model.decoder import rms_norm
 from peagle.model.kv_cache import KVCache
 from peagle.model.native_target import NativeRows, flat_rows, packed_weight, turns_by_position
@@ -64,6 +71,7 @@ class NativeCompute:
                 packed_weight(weights.gate_up),
                 packed_weight(weights.down),
             ))  # fmt: skip
+        self._target_ids = target_ids(tensors[DRAFT_TO_TARGET]).numpy().astype(np.int32)
         mask = config.mask_embedding(tensors)
         self._norm = tensors["norm.weight"].float()
         self._decoder = library.Decoder(
@@ -96,6 +104,12 @@ class NativeCompute:
             threads=pool,
             instructions=instructions,
         )
+
+    @property
+    def instructions(self) -> str:
+        """The instruction set that it uses."""
+        name: str = self._decoder.instructions
+        return name
 
     @property
     def rows_per_pass(self) -> int:
@@ -140,6 +154,13 @@ class NativeCompute:
             list(torch.split(residual, list(predicting))),
             NativeRows(self._decoder, step, cache, rows),
         )
+
+    def most_probable(self, logits: torch.Tensor, count: int) -> list[Children]:
+        """Give the most probable tokens of each row (`NetworkCompute.most_probable`)."""
+        found: list[Children] = native.require().most_probable(
+            logits.numpy(), self._target_ids, count
+        )
+        return found
 
     def final_norm(self, residual: torch.Tensor) -> torch.Tensor:
         """Norm what leaves the last layer, `[rows, hidden]`."""

@@ -5,9 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from peagle.draft.distributions import Children
 from peagle.draft.network.compute import NetworkOutput
 from peagle.draft.network.config import NetworkConfig
-from peagle.draft.network.tensors import EMBEDDING, LayerWeights, fc_norm_names, layer_weights
+from peagle.draft.network.tensors import (
+    DRAFT_TO_TARGET,
+    EMBEDDING,
+    LayerWeights,
+    fc_norm_names,
+    layer_weights,
+    target_ids,
+)
 from peagle.model.decoder import Layer, rms_norm
 from peagle.model.kv_cache import KVCache
 from peagle.model.linear import Linear, product_ladder
@@ -48,6 +56,7 @@ class TorchCompute:
         def tensor(name: str) -> torch.Tensor:
             return tensors[name].to(device=device, dtype=dtype)
 
+        self._target_ids = target_ids(tensors[DRAFT_TO_TARGET].to(device))
         mask = config.mask_embedding(tensors)
         self._mask_embedding = None if mask is None else mask.to(device=device, dtype=dtype)
         self._embedding = tensor(EMBEDDING) if config.own_embedding else embedding
@@ -108,6 +117,12 @@ class TorchCompute:
         return NetworkOutput(
             list(torch.split(self._logits(torch.cat(wanted)), list(predicting))), wanted, step
         )
+
+    def most_probable(self, logits: torch.Tensor, count: int) -> list[Children]:
+        """Give the most probable tokens of each row (`NetworkCompute.most_probable`)."""
+        best, ids = logits.topk(min(count, logits.shape[1]))
+        probabilities = (best - logits.logsumexp(-1, keepdim=True)).exp()
+        return list(zip(self._target_ids[ids].tolist(), probabilities.tolist(), strict=True))
 
     def final_norm(self, residual: torch.Tensor) -> torch.Tensor:
         """Norm what leaves the last layer, `[rows, hidden]`."""

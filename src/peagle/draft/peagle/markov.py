@@ -3,20 +3,39 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from peagle.draft.network.tensors import MARKOV_GATE, MARKOV_OUT, MARKOV_PREVIOUS
+from peagle.draft.distributions import LevelDistributions
+from peagle.draft.network.compute import NetworkCompute, NetworkOutput
+from peagle.draft.network.tensors import (
+    DRAFT_TO_TARGET,
+    MARKOV_GATE,
+    MARKOV_OUT,
+    MARKOV_PREVIOUS,
+    target_ids,
+)
 from peagle.model.decoder import rms_norm
+
+TOP_TOKENS: Final = 32
+"""Tokens predicted at a place: lower ranks are too improbable for a tree of some dozen nodes."""
 
 SCORED_TOKENS: Final = 512
 """Tokens of a level that the token before may reorder."""
 
 
-class MarkovHead:
+class MarkovHead(Protocol):
+    """A Markov head: `TorchMarkovHead` here, or `native_markov.NativeMarkovHead`."""
+
+    def branches(self, output: NetworkOutput) -> Sequence[LevelDistributions]:
+        """Give the predictions of one pass for each sequence, a row of `output` each level."""
+        ...
+
+
+class TorchMarkovHead:
     """Adds `W2 ((W1 e) * (1 + Wg h))` to the logits of mask slots.
 
     `e` is the target's embedding of the token drafted before, scaled to unit root mean square, `h`
@@ -26,7 +45,7 @@ class MarkovHead:
         tensors: The network's weights by name.
         embedding: The target's, `[vocab, hidden]`.
         eps: Of the norm of `e`.
-        device: Where.
+        compute: Norms a slot's output.
     """
 
     def __init__(
@@ -34,8 +53,11 @@ class MarkovHead:
         tensors: Mapping[str, torch.Tensor],
         embedding: torch.Tensor,
         eps: float,
-        device: torch.device,
+        compute: NetworkCompute,
     ) -> None:
+        device = compute.device
+        self._compute = compute
+        self._target_ids = target_ids(tensors[DRAFT_TO_TARGET].to(device))
         self._previous, self._gate, self._out = (
             tensors[name].to(device=device, dtype=torch.float32)
             for name in (MARKOV_PREVIOUS, MARKOV_GATE, MARKOV_OUT)
@@ -43,6 +65,16 @@ class MarkovHead:
         self._embedding = embedding
         self._eps = eps
         self._unit = torch.ones(embedding.shape[1], device=device)
+
+    @torch.inference_mode()
+    def branches(self, output: NetworkOutput) -> list[LevelDistributions]:
+        """Give the predictions of one pass for each sequence (`MarkovHead.branches`)."""
+        normed = self._compute.final_norm(torch.cat(output.residual))
+        gates = torch.split(self.gates(normed), [len(own) for own in output.logits])
+        return [
+            BranchDistributions(own, gate, self, self._target_ids, TOP_TOKENS)
+            for own, gate in zip(output.logits, gates, strict=True)
+        ]
 
     def gates(self, slots: torch.Tensor) -> torch.Tensor:
         """Give `1 + Wg h` for `slots` `[rows, hidden]`: `[rows, rank]`."""
@@ -69,7 +101,7 @@ class BranchDistributions:
 
     Args:
         logits: Of each level without the token before, `[levels, draft vocab]`.
-        gates: `MarkovHead.gates` of each level, `[levels, rank]`.
+        gates: `TorchMarkovHead.gates` of each level, `[levels, rank]`.
         head: The Markov head.
         target_ids: Target id of each draft id, int64 `[draft vocab]`.
         top: Tokens given at each place.
@@ -79,7 +111,7 @@ class BranchDistributions:
         self,
         logits: torch.Tensor,
         gates: torch.Tensor,
-        head: MarkovHead,
+        head: TorchMarkovHead,
         target_ids: torch.Tensor,
         top: int,
     ) -> None:

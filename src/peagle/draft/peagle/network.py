@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from peagle.draft.network.compute import NetworkCompute, NetworkOutput
+from peagle.draft.network.native_compute import NativeCompute
 from peagle.draft.network.tensors import MASK_HIDDEN
 from peagle.draft.network.trunk import DraftNetwork, SlotRows, joined_features
 from peagle.draft.peagle.config import PEagleConfig
-from peagle.draft.peagle.markov import MarkovHead
+from peagle.draft.peagle.markov import MarkovHead, TorchMarkovHead
+from peagle.draft.peagle.native_markov import RANK_MULTIPLE, NativeMarkovHead
 from peagle.model.kv_cache import KVCache
 from peagle.model.rows import SequenceRows
 
@@ -44,11 +46,7 @@ class PEagleNetwork(DraftNetwork):
     ) -> None:
         super().__init__(config, tensors, compute)
         self._mask_hidden = compute.fused(tensors[MASK_HIDDEN].view(1, -1))
-        self.markov = (
-            MarkovHead(tensors, embedding, config.decoder.rms_norm_eps, compute.device)
-            if config.markov_rank
-            else None
-        )
+        self.markov = _markov_head(config, tensors, compute, embedding)
 
     def forward(
         self,
@@ -82,3 +80,17 @@ class PEagleNetwork(DraftNetwork):
         ):
             pieces += [own, self._mask_hidden.expand(count, -1)]
         return torch.cat(pieces)
+
+
+def _markov_head(
+    config: PEagleConfig,
+    tensors: Mapping[str, torch.Tensor],
+    compute: NetworkCompute,
+    embedding: torch.Tensor,
+) -> MarkovHead | None:
+    rank, eps = config.markov_rank, config.decoder.rms_norm_eps
+    if not rank:
+        return None
+    if isinstance(compute, NativeCompute) and rank % RANK_MULTIPLE == 0:
+        return NativeMarkovHead(tensors, embedding, eps, compute.instructions)
+    return TorchMarkovHead(tensors, embedding, eps, compute)
