@@ -22,7 +22,7 @@ ROWS = [*range(1, 19), 23, 31, 32, 33, 48, 49, 63, 64, 65, 70]
 
 def multiply(weight: Any, rows: torch.Tensor, out: int, threads: int, name: str) -> torch.Tensor:
     product = torch.full((rows.shape[0], out), torch.nan)
-    native.require().multiply(
+    native.library.multiply(
         weight, rows.numpy(), product.numpy(), native.thread_pool(threads), name
     )
     return product
@@ -42,7 +42,7 @@ def int8_weight(out: int, inner: int) -> tuple[Any, torch.Tensor, Callable[..., 
     values[0] = 127  # the sums of pairs that sixteen bits hold just so
     values[-1] = -127
     weight = Int8Weight(values, torch.rand(out) / 127)
-    packed = native.require().pack_int8(values.numpy(), weight.scales.numpy())
+    packed = native.library.pack_int8(values.numpy(), weight.scales.numpy())
 
     def reference(rows: torch.Tensor) -> torch.Tensor:
         numbers, scales = rounded(rows)
@@ -61,7 +61,7 @@ def rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def int4_weight(out: int, inner: int) -> tuple[Any, Int4Weight]:
     weight = quantize_int4(torch.randn(out, inner))
-    packed = native.require().pack_int4(
+    packed = native.library.pack_int4(
         weight.nibbles.numpy(), weight.scales.numpy(), weight.offsets.numpy()
     )
     return packed, weight
@@ -111,7 +111,7 @@ def test_int4_products_are_those_of_the_rounded_rows(shape: tuple[int, int], nam
 def test_bfloat16_products_are_those_of_the_rounded_rows(shape: tuple[int, int], name: str) -> None:
     torch.manual_seed(3)
     weight = torch.randn(shape).bfloat16()
-    packed = native.require().pack_bfloat16(weight.view(torch.uint16).numpy())
+    packed = native.library.pack_bfloat16(weight.view(torch.uint16).numpy())
     for count in ROWS:
         rows = random_rows(count, shape[1], seed=count)
         exact = rows.bfloat16().double() @ weight.double().T
@@ -133,7 +133,7 @@ def test_a_row_has_the_same_bits_alone_in_any_batch_and_with_any_number_of_threa
         packed = int4_weight(out, inner)[0]
     else:
         weight = torch.randn(out, inner).bfloat16()
-        packed = native.require().pack_bfloat16(weight.view(torch.uint16).numpy())
+        packed = native.library.pack_bfloat16(weight.view(torch.uint16).numpy())
     rows = random_rows(70, inner)
     alone = torch.cat([multiply(packed, row[None], out, 1, name) for row in rows])
     for count, threads in itertools.product(range(1, 71), (1, 2, 3)):
@@ -165,7 +165,7 @@ def test_quantised_checkpoints_multiply_as_the_torch_backend_does() -> None:
     dense = torch.randn(96, 160)
     rows = random_rows(9, 160)
     eight, four = quantize_int8(dense), quantize_int4(dense)
-    library = native.require()
+    library = native.library
     for weight, packed in (
         (eight, library.pack_int8(eight.values.numpy(), eight.scales.numpy())),
         (
@@ -183,7 +183,7 @@ def test_silu_is_exact_to_a_few_units_in_the_last_place(name: str) -> None:
     gate = gate[: len(gate) // 16 * 16].contiguous()
     up = torch.linspace(0.5, 2, len(gate))
     out = torch.empty_like(gate)
-    native.require().silu_times(gate.numpy(), up.numpy(), out.numpy(), name)
+    native.library.silu_times(gate.numpy(), up.numpy(), out.numpy(), name)
     wide = gate.double()
     exact = wide / (1 + torch.exp(-wide)) * up.double()
     assert bool(((out - exact).abs() <= 8e-7 * exact.abs()).all())
@@ -193,13 +193,13 @@ def test_silu_is_exact_to_a_few_units_in_the_last_place(name: str) -> None:
 def test_silu_of_extremes_is_finite(name: str) -> None:
     gate = torch.tensor([-1e30, -1000.0, -89.0, -88.0, 0.0, 88.0, 1000.0, 1e30] * 2)
     out = torch.empty_like(gate)
-    native.require().silu_times(gate.numpy(), np.ones(16, np.float32), out.numpy(), name)
+    native.library.silu_times(gate.numpy(), np.ones(16, np.float32), out.numpy(), name)
     assert out[:8].tolist()[4:] == [0.0, 88.0, 1000.0, pytest.approx(1e30)]
     assert bool((out[1:4].abs() < 1e-30).all())
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
-    library = native.require()
+    library = native.library
     packed = int8_weight(48, 64)[0]
     pool = native.thread_pool(1)
     good, out = np.zeros((2, 64), np.float32), np.zeros((2, 48), np.float32)
@@ -210,7 +210,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
         (good, np.zeros((3, 48), np.float32), ""),
         (good, out, "no-such-set"),
     ):
-        with pytest.raises(ValueError, match="the product|the rows|no instruction set"):
+        with pytest.raises(ValueError, match=r"the product|the rows|no instruction set"):
             library.multiply(packed, rows, room, pool, name)
     with pytest.raises(ValueError, match="one scale for each output"):
         library.pack_int8(np.zeros((4, 64), np.int8), np.zeros(3, np.float32))

@@ -13,7 +13,7 @@ SUM = int(np.bitwise_xor.reduce(WORDS))
 
 
 def read_through(threads: int) -> int:
-    return int(native.require().read_through(WORDS, native.thread_pool(threads)))
+    return int(native.library.read_through(WORDS, native.thread_pool(threads)))
 
 
 def test_every_number_of_threads_reads_every_word_once() -> None:
@@ -35,7 +35,7 @@ def test_threads_that_wait_do_not_keep_the_interpreter_from_ending() -> None:
     program = (
         "import numpy, peagle.native as native\n"
         "words = numpy.ones(1 << 16, numpy.uint64)\n"
-        "print(native.require().read_through(words, native.thread_pool(3)))\n"
+        "print(native.library.read_through(words, native.thread_pool(3)))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True

@@ -34,12 +34,14 @@ def doctor(
     from rich.progress import Progress
     from rich.table import Table
 
+    from peagle import native
     from peagle.catalog import resolve
     from peagle.engine.costs import BASE_CONTEXT
     from peagle.engine.measuring import measure_target
     from peagle.evaluate.machine import describe_machine, memory_bandwidth
     from peagle.evaluate.row_check import check_rows
     from peagle.model.loading import choose_device, load_target
+    from peagle.model.native_target import obstacle
 
     console = Console(highlight=False)
     machine = describe_machine()
@@ -52,6 +54,7 @@ def doctor(
         "memory": f"{machine.memory_bytes / 1e9:.0f} GB, read at {bandwidth / 1e9:.1f} GB/s",
         "GPU": ", ".join(machine.gpus) or "none",
         "torch": machine.torch_version,
+        "native step": native.absence() or f"built, for {', '.join(native.instruction_sets())}",
     }.items():
         facts.add_row(f"[dim]{name}[/dim]", value)
     console.print(facts)
@@ -72,6 +75,9 @@ def doctor(
             f"\n[bold]{resolved.name} in {target.precision} on {target.device}, "
             f"{target.backend}[/bold]"
         )
+        if target.backend == "torch" and backend == "auto" and target.device.type == "cpu":
+            against = obstacle(target.config, target.dtype, target.quantization)
+            console.print(f"It runs through torch, since the native step cannot run it: {against}.")
         console.print(f"Weights: {loaded.weight_bytes / 1e6:.0f} MB. {target.row_independence}")
         with Progress(console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("Comparing rows")

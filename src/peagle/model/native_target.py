@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -23,6 +23,11 @@ from peagle.model.rope import RotaryEmbedding
 from peagle.model.rows import SequenceRows
 from peagle.model.target import StepOutput
 from peagle.quantization import Quantization
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from peagle.native._native import Decoder, PackedWeight, Step
 
 # Rows that one read of a weight serves.
 _ROWS_PER_BLOCK: Final = 8
@@ -39,8 +44,8 @@ _ASKED: Final = {"all": 1 << 30, "last": 1, "none": 0}
 class NativeRows:
     """The rows of a step in the native library, until they are committed."""
 
-    decoder: Any
-    step: Any
+    decoder: "Decoder"
+    step: "Step"
     cache: KVCache
     rows: Sequence[SequenceRows]
 
@@ -96,7 +101,7 @@ class NativeTarget:
         self.embedding = found.tensor("model.embed_tokens.weight").to(torch.bfloat16).contiguous()
         self.bytes_read_per_pass = 0
 
-        def packed(*names: str) -> Any:
+        def packed(*names: str) -> "PackedWeight":
             weight = packed_weight(found.fused(*names))
             self.bytes_read_per_pass += weight.bytes
             return weight
@@ -117,7 +122,7 @@ class NativeTarget:
         if not isinstance(first, torch.Tensor):
             self.quantization = "int8" if isinstance(first, Int8Weight) else "int4"
         head = packed("model.embed_tokens.weight" if found.tied_head else "lm_head.weight")
-        self.decoder = native.require().Decoder(
+        self.decoder = native.library.Decoder(
             intermediate=config.intermediate_size,
             heads=config.num_heads,
             kv_heads=config.num_kv_heads,
@@ -224,10 +229,10 @@ class FlatRows:
     """
 
     count: int
-    tokens: "np.ndarray[Any, np.dtype[np.int32]]"
-    parents: "np.ndarray[Any, np.dtype[np.int32]]"
-    parts: "np.ndarray[Any, np.dtype[np.int32]]"
-    pages: "np.ndarray[Any, np.dtype[np.int32]]"
+    tokens: "NDArray[np.int32]"
+    parents: "NDArray[np.int32]"
+    parts: "NDArray[np.int32]"
+    pages: "NDArray[np.int32]"
 
 
 def flat_rows(cache: KVCache, rows: Sequence[SequenceRows]) -> FlatRows:
@@ -260,8 +265,9 @@ def obstacle(config: DecoderConfig, dtype: torch.dtype, quantization: Quantizati
         dtype: What is computed in, where weights are not quantised.
         quantization: What weights are quantised to.
     """
-    if not native.built():
-        return "it was not built (no C++ compiler was found when peagle was installed)"
+    absence = native.absence()
+    if absence is not None:
+        return absence
     if quantization == "none" and dtype != torch.bfloat16:
         return f"it computes in bfloat16, int8 and int4, not in {str(dtype).removeprefix('torch.')}"
     for name in ("hidden_size", "intermediate_size", "head_dim"):
@@ -271,9 +277,9 @@ def obstacle(config: DecoderConfig, dtype: torch.dtype, quantization: Quantizati
     return None
 
 
-def packed_weight(weights: torch.Tensor | list[QuantizedWeight]) -> Any:
+def packed_weight(weights: torch.Tensor | list[QuantizedWeight]) -> "PackedWeight":
     """Pack a weight `[out, in]`, or parts of one, in the order in which products read it."""
-    library = native.require()
+    library = native.library
     if isinstance(weights, torch.Tensor):
         return library.pack_bfloat16(
             weights.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()
@@ -286,7 +292,7 @@ def packed_weight(weights: torch.Tensor | list[QuantizedWeight]) -> Any:
     )
 
 
-def turns_by_position(config: DecoderConfig) -> "np.ndarray[Any, np.dtype[np.float32]]":
+def turns_by_position(config: DecoderConfig) -> "NDArray[np.float32]":
     """Cosines, then sines with the sign of each value's partner, `[context, 2, head_dim]`."""
     rope = RotaryEmbedding(
         config.head_dim, config.rope_theta, config.rope_scaling, config.context_length, _CPU
@@ -297,9 +303,9 @@ def turns_by_position(config: DecoderConfig) -> "np.ndarray[Any, np.dtype[np.flo
     return _float32(torch.stack([cosines, sines], 1))
 
 
-def _float32(tensor: torch.Tensor) -> "np.ndarray[Any, np.dtype[np.float32]]":
+def _float32(tensor: torch.Tensor) -> "NDArray[np.float32]":
     return tensor.float().contiguous().numpy()
 
 
-def _int32(numbers: Any) -> "np.ndarray[Any, np.dtype[np.int32]]":
+def _int32(numbers: Any) -> "NDArray[np.int32]":
     return np.array(numbers, np.int32)

@@ -1,33 +1,35 @@
-"""The native CPU step: C++ kernels and a whole decoder pass in one call, if they were built."""
+"""The native CPU step: C++ kernels and a whole decoder pass in one call, if they were built.
+
+`library` is the extension module; it is there where `absence` says None.
+"""
 
 import functools
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-_library: Any
+if TYPE_CHECKING:
+    from peagle.native import _native as library
+
+_absence: str | None = None
 try:
-    _library = importlib.import_module("peagle.native._native")
+    library = importlib.import_module("peagle.native._native")
 except ModuleNotFoundError:
-    _library = None
+    _absence = "it was not built (no C++ compiler was found when peagle was installed)"
+except ImportError as error:
+    _absence = f"it cannot be loaded ({error})"
 
 
-def built() -> bool:
-    """Whether the step was built when peagle was installed."""
-    return _library is not None
-
-
-def require() -> Any:
-    """Give the library, which must have been built."""
-    assert _library is not None
-    return _library
+def absence() -> str | None:
+    """Say why there is no native step here; None if there is one."""
+    return _absence
 
 
 def instruction_sets() -> list[str]:
     """Instruction sets that this processor runs, the best first; none if nothing was built."""
-    return list(_library.instruction_sets()) if _library is not None else []
+    return library.instruction_sets() if _absence is None else []
 
 
 @functools.cache
-def thread_pool(threads: int) -> Any:
+def thread_pool(threads: int) -> "library.ThreadPool":
     """Give the pool that all native decoders of so many threads share, the caller among them."""
-    return require().ThreadPool(threads)
+    return library.ThreadPool(threads)

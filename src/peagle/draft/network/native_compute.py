@@ -58,7 +58,7 @@ class NativeCompute:
     ) -> None:
         self.config = config
         self.device = _CPU
-        decoder, library = config.decoder, native.require()
+        decoder, library = config.decoder, native.library
         pool = native.thread_pool(threads or torch.get_num_threads())
         layers = []
         for index in range(decoder.num_layers):
@@ -157,7 +157,7 @@ class NativeCompute:
 
     def most_probable(self, logits: torch.Tensor, count: int) -> list[Children]:
         """Give the most probable tokens of each row (`NetworkCompute.most_probable`)."""
-        found: list[Children] = native.require().most_probable(
+        found: list[Children] = native.library.most_probable(
             logits.numpy(), self._target_ids, count
         )
         return found

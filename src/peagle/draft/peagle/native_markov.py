@@ -40,7 +40,7 @@ class NativeMarkovHead:
         eps: float,
         instructions: str = "",
     ) -> None:
-        self._library = native.require()
+        self._library = native.library
         self._head = self._library.MarkovHead(
             embedding=_bfloat16(embedding),
             previous=packed_weight(tensors[MARKOV_PREVIOUS]),
