@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 MODEL  := smollm2-135m-instruct
+NATIVE := CMakeLists.txt $(wildcard src/peagle/native/*.cpp src/peagle/native/*.h)
 # Whether bits agree must be seen with all threads; other tests run in two processes of one thread.
 THREADED := tests/engine/test_lossless.py tests/evaluate/test_row_check.py \
 	tests/model/test_invariance.py tests/model/test_torch_target.py
@@ -16,6 +17,7 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed-dev check
 	$(BIN)/peagle pull $(MODEL)
+	PATH="$(abspath $(BIN)):$$PATH" scripts/check_native.sh
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
 		$(addprefix --ignore=,$(THREADED))
 	$(BIN)/python -m pytest $(THREADED)
@@ -32,10 +34,17 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("peagle needs Python 3.11 or newer; run: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
-	touch $@
+# What is installed tells whether the native step was built; the message of CMake is not shown.
+define install
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable $(1)
+	@ls $(VENV)/lib/python*/site-packages/peagle/native/_native*.so >/dev/null 2>&1 || \
+		echo "No C++ compiler was found: peagle runs through torch, without its native CPU step."
+	touch $(2)
+endef
 
-$(VENV)/installed-dev: $(VENV)/installed pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+$(VENV)/installed: $(BIN)/python pyproject.toml constraints.txt $(NATIVE)
+	$(call install,.,$@)
+
+# Whatever it needs to run is a part of it, so that the native step is built once.
+$(VENV)/installed-dev: $(BIN)/python pyproject.toml constraints.txt $(NATIVE)
+	$(call install,'.[dev]',$@ $(VENV)/installed)

@@ -27,7 +27,7 @@ mkdir -p "$build"
 generator=
 if command -v ninja >/dev/null; then generator="-G Ninja"; fi
 if ! command -v cmake >/dev/null; then
-  missing "the native step's check" "cmake"
+  missing "the native step's check" "CMake"
 elif ! command -v "${CXX:-c++}" >/dev/null; then
   missing "the native step's check" "a C++ compiler"
 else
