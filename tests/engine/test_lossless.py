@@ -4,8 +4,10 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from peagle import LLM, SamplingParams
 from peagle.draft.untrained import random_drafter
@@ -178,12 +180,12 @@ def test_a_penalty_that_ignores_the_path_is_noticed(
         max_tokens=LENGTH, presence_penalty=2.0, frequency_penalty=2.0, ignore_eos=True
     )
     expected = plainly(smollm2, WORDY, params)
-    choose = TokenChooser.choose
+    choose = TokenChooser.choose_row
 
-    def without_path(self: TokenChooser, logits: torch.Tensor, path: Sequence[int] = ()) -> int:
-        return choose(self, logits)
+    def without_path(self: TokenChooser, row: NDArray[np.float32], path: Sequence[int] = ()) -> int:
+        return choose(self, row)
 
-    monkeypatch.setattr(TokenChooser, "choose", without_path)
+    monkeypatch.setattr(TokenChooser, "choose_row", without_path)
     result = drafted(smollm2, [WORDY], params, DRAFTS["oracle"], [expected])[0]
     assert result.token_ids != expected
 
