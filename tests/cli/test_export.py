@@ -121,6 +121,7 @@ def drafter_files(
 def drafts_of(drafter: Path) -> tuple[list[int], SpeculationStatistics]:
     """What the model answers with a drafter alone, and how its drafts fared."""
     llm = LLM(MODEL, drafter=str(drafter), dtype="bfloat16")
+    # Pinned: adaptive trees follow costs, which are measured for each drafter.
     block = {"lookup": False, "corpus": False, "adaptive": False}
     params = SamplingParams(max_tokens=8)
     result = llm.generate(PROMPTS[0], params, parallel_drafting_spec=block)[0]

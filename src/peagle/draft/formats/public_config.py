@@ -227,6 +227,14 @@ def _refuse_unsupported(keys: _Keys, layers: Mapping[str, Any]) -> None:
             remedy=_ELSEWHERE,
             field="logit_scale",
         )
+    if quantised := _Keys(layers).mapping("quantization_config", {}):
+        # The target's remedy, to quantise at load, is none for a drafter.
+        raise UnsupportedError(
+            f"The drafter's weights are quantised ({quantised.get('quant_method', 'unknown')!r}), "
+            "which this engine does not read.",
+            remedy="Use the drafter with unquantised safetensors.",
+            field="quantization_config",
+        )
     if not keys.flag("use_aux_hidden_state", default=True):
         raise UnsupportedError(
             "The drafter reads the target's last layer only (use_aux_hidden_state is false), which "
