@@ -22,6 +22,57 @@ constexpr std::size_t BLOCK_TILE = 1;
 
 constexpr std::uint32_t SIGNS = 0x80808080u;
 
+// Sums of sixteen outputs. Compilers keep vectors that are wider than the registers in memory, so
+// where these hold half of one, the halves stand apart.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+
+struct Sums {
+  __m256i half[2];
+};
+
+struct FloatSums {
+  __m256 half[2];
+};
+
+PEAGLE_INLINE FloatSums load_sums(const float* from) {
+  return {{_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}};
+}
+
+PEAGLE_INLINE FloatSums all_sums(float value) {
+  return {{_mm256_set1_ps(value), _mm256_set1_ps(value)}};
+}
+
+PEAGLE_INLINE FloatSums to_floats(Sums sums) {
+  return {{_mm256_cvtepi32_ps(sums.half[0]), _mm256_cvtepi32_ps(sums.half[1])}};
+}
+
+PEAGLE_INLINE FloatSums operator*(FloatSums a, FloatSums b) {
+  return {{_mm256_mul_ps(a.half[0], b.half[0]), _mm256_mul_ps(a.half[1], b.half[1])}};
+}
+
+PEAGLE_INLINE FloatSums fma(FloatSums a, FloatSums b, FloatSums c) {
+  return {{_mm256_fmadd_ps(a.half[0], b.half[0], c.half[0]),
+           _mm256_fmadd_ps(a.half[1], b.half[1], c.half[1])}};
+}
+
+PEAGLE_INLINE Floats whole(FloatSums sums) {
+  Floats value;
+  std::memcpy(&value, &sums, sizeof value);
+  return value;
+}
+
+#else
+
+typedef Ints Sums;
+typedef Floats FloatSums;
+
+PEAGLE_INLINE FloatSums load_sums(const float* from) { return load(from); }
+PEAGLE_INLINE FloatSums all_sums(float value) { return all(value); }
+PEAGLE_INLINE FloatSums to_floats(Sums sums) { return __builtin_convertvector(sums, Floats); }
+PEAGLE_INLINE Floats whole(FloatSums sums) { return sums; }
+
+#endif
+
 // Sixty-four bytes of a weight.
 #if defined(__AVX512VNNI__)
 
@@ -73,28 +124,31 @@ PEAGLE_INLINE void load_nibbles(const std::uint8_t* from, WeightVector& low, Wei
   }
 }
 
-PEAGLE_INLINE Ints dot_start(const std::int32_t*) { return Ints{}; }
+PEAGLE_INLINE Sums dot_start(const std::int32_t*) { return {}; }
 
-PEAGLE_INLINE Ints dot_halves(Ints sum, WeightVector weight, __m256i four) {
-  __m256i sums[2];
-  std::memcpy(sums, &sum, sizeof sum);
+PEAGLE_INLINE Sums dot_halves(Sums sums, WeightVector weight, __m256i four) {
   const __m256i ones = _mm256_set1_epi16(1);
   for (int i = 0; i < 2; i++) {
     // Sums of two products of at most 127 * 127 fit in sixteen bits: nothing saturates.
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weight.half[i]),
                                                _mm256_sign_epi8(four, weight.half[i]));
-    sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(pairs, ones));
+    sums.half[i] = _mm256_add_epi32(sums.half[i], _mm256_madd_epi16(pairs, ones));
   }
-  std::memcpy(&sum, sums, sizeof sum);
-  return sum;
+  return sums;
 }
 
-PEAGLE_INLINE Ints dot_int8(Ints sum, WeightVector weight, std::uint32_t four) {
+PEAGLE_INLINE Sums dot_int8(Sums sum, WeightVector weight, std::uint32_t four) {
   return dot_halves(sum, weight, _mm256_set1_epi32(static_cast<int>(four ^ SIGNS)));
 }
 
-PEAGLE_INLINE Ints dot_nibbles(Ints sum, WeightVector weight, std::uint32_t four) {
-  return dot_halves(sum, weight, _mm256_set1_epi32(static_cast<int>(four)));
+// Nibbles have no sign to take off.
+PEAGLE_INLINE Sums dot_nibbles(Sums sums, WeightVector weight, std::uint32_t four) {
+  const __m256i values = _mm256_set1_epi32(static_cast<int>(four)), ones = _mm256_set1_epi16(1);
+  for (int i = 0; i < 2; i++)
+    sums.half[i] = _mm256_add_epi32(
+        sums.half[i],
+        _mm256_madd_epi16(_mm256_maddubs_epi16(weight.half[i], values), ones));
+  return sums;
 }
 
 #else
@@ -148,8 +202,20 @@ PEAGLE_INLINE Ints dot_nibbles(Ints sum, const WeightVector& weight, std::uint32
 #endif
 
 // Two neighbouring inputs: the even one in the lower half of each lane.
-PEAGLE_INLINE Floats dot_bfloat16(Floats sum, const WeightVector& weight, std::uint32_t two) {
-#if defined(__AVX512BF16__)
+PEAGLE_INLINE FloatSums dot_bfloat16(FloatSums sum, const WeightVector& weight,
+                                     std::uint32_t two) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const __m256 first = _mm256_set1_ps(from_bfloat16(static_cast<std::uint16_t>(two)));
+  const __m256 second = _mm256_set1_ps(from_bfloat16(static_cast<std::uint16_t>(two >> 16)));
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  for (int i = 0; i < 2; i++) {
+    const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(weight.half[i], 16));
+    const __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(weight.half[i], upper));
+    sum.half[i] = _mm256_fmadd_ps(even, first, sum.half[i]);
+    sum.half[i] = _mm256_fmadd_ps(odd, second, sum.half[i]);
+  }
+  return sum;
+#elif defined(__AVX512BF16__)
   return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weight.bits,
                                   (__m512bh)_mm512_set1_epi32(static_cast<int>(two)));
 #else

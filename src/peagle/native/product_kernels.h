@@ -36,10 +36,10 @@ PEAGLE_INLINE void put(float* out, std::size_t count, Floats value, bool add) {
 struct Int8Tile {
   template <std::size_t ROWS, std::size_t BLOCKS>
   static PEAGLE_INLINE void run(const peagle::Weight& weight, const peagle::Rows& rows,
-                                std::size_t row, std::size_t block, Floats (&out)[ROWS][BLOCKS]) {
-    Ints sums[ROWS][BLOCKS];
+                                std::size_t row, std::size_t block, FloatSums (&out)[ROWS][BLOCKS]) {
+    Sums sums[ROWS][BLOCKS];
     for (std::size_t b = 0; b < BLOCKS; b++) {
-      const Ints start = dot_start(weight.sums + (block + b) * LANES);
+      const Sums start = dot_start(weight.sums + (block + b) * LANES);
       for (std::size_t r = 0; r < ROWS; r++) sums[r][b] = start;
     }
     const std::size_t block_bytes = weight.inner * LANES;
@@ -59,9 +59,9 @@ struct Int8Tile {
       }
     }
     for (std::size_t b = 0; b < BLOCKS; b++) {
-      const Floats scale = load(weight.scales + (block + b) * LANES);
+      const FloatSums scale = load_sums(weight.scales + (block + b) * LANES);
       for (std::size_t r = 0; r < ROWS; r++)
-        out[r][b] = __builtin_convertvector(sums[r][b], Floats) * scale * rows.scales[row + r];
+        out[r][b] = to_floats(sums[r][b]) * scale * all_sums(rows.scales[row + r]);
     }
   }
 };
@@ -70,15 +70,15 @@ struct Int8Tile {
 struct Int4Tile {
   template <std::size_t ROWS, std::size_t BLOCKS>
   static PEAGLE_INLINE void run(const peagle::Weight& weight, const peagle::Rows& rows,
-                                std::size_t row, std::size_t block, Floats (&out)[ROWS][BLOCKS]) {
+                                std::size_t row, std::size_t block, FloatSums (&out)[ROWS][BLOCKS]) {
     const std::size_t groups = weight.inner / peagle::GROUP;
     for (std::size_t r = 0; r < ROWS; r++)
-      for (std::size_t b = 0; b < BLOCKS; b++) out[r][b] = Floats{};
+      for (std::size_t b = 0; b < BLOCKS; b++) out[r][b] = FloatSums{};
     const std::size_t block_bytes = weight.inner * LANES / 2;
     const std::uint8_t* from = weight.data + block * block_bytes;
     const std::uint8_t* values = rows.data + row * rows.stride;
     for (std::size_t group = 0; group < groups; group++) {
-      Ints sums[ROWS][BLOCKS] = {};
+      Sums sums[ROWS][BLOCKS] = {};
 #pragma GCC unroll 4
       for (std::size_t k = 0; k < peagle::GROUP; k += 8) {
         WeightVector low[BLOCKS], high[BLOCKS];
@@ -98,25 +98,26 @@ struct Int4Tile {
       }
       for (std::size_t b = 0; b < BLOCKS; b++) {
         const std::size_t at = ((block + b) * groups + group) * LANES;
-        const Floats scale = load(weight.scales + at), offset = load(weight.offsets + at);
+        const FloatSums scale = load_sums(weight.scales + at);
+        const FloatSums offset = load_sums(weight.offsets + at);
         for (std::size_t r = 0; r < ROWS; r++) {
           const float total = static_cast<float>(rows.group_sums[(row + r) * groups + group]);
-          out[r][b] = fma(__builtin_convertvector(sums[r][b], Floats), scale, out[r][b]);
-          out[r][b] = fma(all(total), offset, out[r][b]);
+          out[r][b] = fma(to_floats(sums[r][b]), scale, out[r][b]);
+          out[r][b] = fma(all_sums(total), offset, out[r][b]);
         }
       }
     }
     for (std::size_t r = 0; r < ROWS; r++)
-      for (std::size_t b = 0; b < BLOCKS; b++) out[r][b] = out[r][b] * rows.scales[row + r];
+      for (std::size_t b = 0; b < BLOCKS; b++) out[r][b] = out[r][b] * all_sums(rows.scales[row + r]);
   }
 };
 
 struct BFloat16Tile {
   template <std::size_t ROWS, std::size_t BLOCKS>
   static PEAGLE_INLINE void run(const peagle::Weight& weight, const peagle::Rows& rows,
-                                std::size_t row, std::size_t block, Floats (&out)[ROWS][BLOCKS]) {
+                                std::size_t row, std::size_t block, FloatSums (&out)[ROWS][BLOCKS]) {
     for (std::size_t r = 0; r < ROWS; r++)
-      for (std::size_t b = 0; b < BLOCKS; b++) out[r][b] = Floats{};
+      for (std::size_t b = 0; b < BLOCKS; b++) out[r][b] = FloatSums{};
     const std::size_t block_bytes = weight.inner * LANES * 2;
     const std::uint8_t* from = weight.data + block * block_bytes;
     const std::uint8_t* values = rows.data + row * rows.stride;
@@ -139,13 +140,13 @@ struct BFloat16Tile {
 template <class Tile, std::size_t ROWS, std::size_t BLOCKS>
 void tile(const peagle::Weight& weight, const peagle::Rows& rows, std::size_t row,
           std::size_t block, float* out, std::size_t out_stride, bool add) {
-  Floats values[ROWS][BLOCKS];
+  FloatSums values[ROWS][BLOCKS];
   Tile::template run<ROWS, BLOCKS>(weight, rows, row, block, values);
   for (std::size_t b = 0; b < BLOCKS; b++) {
     const std::size_t at = (block + b) * LANES;
     const std::size_t count = weight.out - at < LANES ? weight.out - at : LANES;
     for (std::size_t r = 0; r < ROWS; r++)
-      put(out + (row + r) * out_stride + at, count, values[r][b], add);
+      put(out + (row + r) * out_stride + at, count, whole(values[r][b]), add);
   }
 }
 
