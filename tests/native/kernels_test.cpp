@@ -270,7 +270,10 @@ class Model {
                           pages.data(), counts.data()});
     const std::vector<std::size_t> taps{1};
     std::vector<float> logits(tokens.size() * VOCAB), features(tokens.size() * HIDDEN);
-    decoder_->run(step, pool_.data(), PAGES, taps, logits.data(), features.data());
+    PassArrays arrays;
+    arrays.logits = logits.data();
+    arrays.features = features.data();
+    decoder_->run(step, pool_.data(), PAGES, taps, arrays);
     std::vector<std::int32_t> rows, to_pages, places;
     for (std::size_t p = 0; p < parts.size(); p++)
       for (const std::int32_t row : parts[p].kept) {
