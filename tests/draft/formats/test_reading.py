@@ -227,7 +227,7 @@ REFUSED = {
     "gemma": ({"model_type": "gemma3"}, [], "of the type 'gemma3'"),
     "yarn": ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, [], "'yarn'"),
     "last layer only": ({"eagle_config": {"use_aux_hidden_state": False}}, [], "is EAGLE, not"),
-    "quantised": ({"quantization_config": {"quant_method": "fp8"}}, [], "FP8"),
+    "quantised": ({"quantization_config": {"quant_method": "fp8"}}, [], "'fp8'"),
     "scaled logits": ({"logit_scale": 0.5}, [], "logit_scale 0.5"),
 }  # fmt: skip
 
