@@ -13,7 +13,6 @@ from peagle.draft.mixture import MixturePrior
 from peagle.engine.statistics import SpeculationStatistics, pooled
 from peagle.errors import OutOfMemoryBudgetError
 from peagle.evaluate.answers import record_answers
-from peagle.evaluate.drafters import tapped
 from peagle.evaluate.recorded import (
     Features,
     Recorded,
@@ -111,7 +110,7 @@ def test_features_are_split_by_tap(
     smollm2: LLM, recorded: list[Recorded], features: list[Features]
 ) -> None:
     taps = smollm2.target.taps
-    other = read_features(tapped(smollm2.target, (3, taps[1])), recorded[1])
+    other = read_features(smollm2.target.with_taps((3, taps[1])), recorded[1])
     length = len(recorded[1].prompt) + len(recorded[1].answer) - 1
     assert list(features[1]) == list(taps)
     assert list(other) == [3, taps[1]]

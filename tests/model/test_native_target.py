@@ -20,9 +20,8 @@ from peagle.model.rows import SequenceRows
 from peagle.model.torch_target import TorchTarget
 from peagle.quantization import Quantization
 from tests.model.random_models import CPU, FAMILIES, GROUPED, WINDOWED, quantised, reference_model
-from tests.model.test_torch_target import tokens_of
+from tests.model.readings import BUDGET, among_siblings, read_plainly, tokens_of
 
-BUDGET = 64 << 20
 SETS = native.instruction_sets()
 # A vocabulary that leaves a block of sixteen outputs unfilled.
 ODD = replace(GROUPED, vocab_size=317)
@@ -60,18 +59,6 @@ def native_target(
         threads=threads,
         instructions=instructions,
     )
-
-
-def read_plainly(target: NativeTarget, cache: KVCache, tokens: list[int]) -> torch.Tensor:
-    """Logits of every token, computed one at a time over a fresh sequence."""
-    sequence = cache.open(len(tokens))
-    logits = []
-    for token in tokens:
-        output = target.forward(cache, [SequenceRows(sequence, [token])])
-        output.commit([[0]])
-        logits.append(output.logits[0])
-    cache.close(sequence)
-    return torch.cat(logits)
 
 
 def read_rounded(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor | QuantizedWeight:
@@ -164,17 +151,7 @@ def test_a_tree_row_equals_plain_decoding_for_every_layout_of_siblings(
     for siblings in (0, 3, 26, 90):
         sequence = cache.open(prefix + 100)
         target.forward(cache, [SequenceRows(sequence, context)]).commit([range(prefix)])
-        tokens, parents, places = [], [], []
-        order = ["path"] * len(path) + ["sibling"] * siblings
-        chance.shuffle(order)
-        for kind in order:
-            if kind == "path":
-                parents.append(places[-1] if places else -1)
-                places.append(len(tokens))
-                tokens.append(path[len(places) - 1])
-            else:
-                parents.append(chance.randrange(-1, len(tokens)))
-                tokens.append(chance.randrange(GROUPED.vocab_size))
+        tokens, parents, places = among_siblings(path, siblings, chance)
         output = target.forward(cache, [SequenceRows(sequence, tokens, parents)])
         assert torch.equal(output.logits[0][places], plain), siblings
         cache.close(sequence)
@@ -266,25 +243,6 @@ def test_other_taps_share_the_weights() -> None:
     assert torch.equal(features[1][:, 96:192], features[0])
     plain = target.forward(cache, [SequenceRows(cache.open(70), tokens)])
     assert plain.features == []
-
-
-def test_rows_asked_for_are_the_rows_returned() -> None:
-    target = native_target()
-    cache = target.new_cache(BUDGET)
-    sequences = [cache.open(64) for _ in range(3)]
-    tokens = tokens_of(9, seed=11)
-    every = target.forward(cache, [SequenceRows(sequences[0], tokens)]).logits[0]
-    output = target.forward(
-        cache,
-        [
-            SequenceRows(sequences[0], tokens, logits="last"),
-            SequenceRows(sequences[1], tokens, logits="none"),
-            SequenceRows(sequences[2], tokens, logits="all"),
-        ],
-    )
-    assert [tuple(logits.shape) for logits in output.logits] == [(1, 320), (0, 320), (9, 320)]
-    assert torch.equal(output.logits[0][0], every[-1])
-    assert torch.equal(output.logits[2], every)
 
 
 def test_requests_that_do_not_fit_the_model_or_its_pages_are_refused() -> None:

@@ -5,29 +5,10 @@ import random
 import pytest
 import torch
 
-from peagle.model.kv_cache import KVCache
 from peagle.model.rows import SequenceRows
-from peagle.model.torch_target import TorchTarget
 from peagle.quantization import Quantization
 from tests.model.random_models import FAMILIES, GROUPED, random_target, reference_model, target_from
-
-BUDGET = 64 << 20
-
-
-def tokens_of(length: int, seed: int, vocab_size: int = GROUPED.vocab_size) -> list[int]:
-    return [random.Random(seed).randrange(vocab_size) for _ in range(length)]
-
-
-def read_plainly(target: TorchTarget, cache: KVCache, tokens: list[int]) -> list[torch.Tensor]:
-    """Logits of every token, computed one at a time over a fresh sequence."""
-    sequence = cache.open(len(tokens))
-    logits = []
-    for token in tokens:
-        output = target.forward(cache, [SequenceRows(sequence, [token])])
-        output.commit([[0]])
-        logits.append(output.logits[0][0])
-    cache.close(sequence)
-    return logits
+from tests.model.readings import BUDGET, among_siblings, read_plainly, tokens_of
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -93,18 +74,7 @@ def test_a_tree_row_equals_plain_decoding_for_every_layout_of_siblings(
     for siblings in (0, 1, 3, 9, 26):
         sequence = cache.open(prefix + 40)
         target.forward(cache, [SequenceRows(sequence, context)]).commit([range(prefix)])
-        # The path's nodes lie anywhere among siblings that hang anywhere in the tree.
-        tokens, parents, places = [], [], []
-        order = ["path"] * len(path) + ["sibling"] * siblings
-        chance.shuffle(order)
-        for kind in order:
-            if kind == "path":
-                parents.append(places[-1] if places else -1)
-                places.append(len(tokens))
-                tokens.append(path[len(places) - 1])
-            else:
-                parents.append(chance.randrange(-1, len(tokens)))
-                tokens.append(chance.randrange(GROUPED.vocab_size))
+        tokens, parents, places = among_siblings(path, siblings, chance)
         output = target.forward(cache, [SequenceRows(sequence, tokens, parents)])
         for place, expected in zip(places, plain, strict=True):
             assert torch.equal(output.logits[0][place], expected), (siblings, place)
@@ -200,22 +170,3 @@ def test_dropping_an_ancestor_is_noticed() -> None:
     wrong = target.forward(cache, [SequenceRows(sequence, path, [-1, -1, 1])]).logits[0][2]
     assert torch.equal(right, expected)
     assert not torch.equal(wrong, expected)
-
-
-def test_rows_asked_for_are_the_rows_returned() -> None:
-    target = random_target()
-    cache = target.new_cache(BUDGET)
-    sequences = [cache.open(64) for _ in range(3)]
-    tokens = tokens_of(9, seed=11)
-    every = target.forward(cache, [SequenceRows(sequences[0], tokens)]).logits[0]
-    output = target.forward(
-        cache,
-        [
-            SequenceRows(sequences[0], tokens, logits="last"),
-            SequenceRows(sequences[1], tokens, logits="none"),
-            SequenceRows(sequences[2], tokens, logits="all"),
-        ],
-    )
-    assert [tuple(logits.shape) for logits in output.logits] == [(1, 320), (0, 320), (9, 320)]
-    assert torch.equal(output.logits[0][0], every[-1])
-    assert torch.equal(output.logits[2], every)

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from peagle.cli.options import DEFAULT_MODEL
+from peagle.cli.options import (
+    DEFAULT_MODEL,
+    AnswerLimitOption,
+    CorpusOption,
+    JsonReportOption,
+)
 from peagle.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -42,9 +47,7 @@ def bench(
     per_category: Annotated[
         int | None, typer.Option(min=1, help="Most prompts of a category.")
     ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of an answer, whatever the file says.")
-    ] = None,
+    max_tokens: AnswerLimitOption = None,
     concurrency: Annotated[
         str, typer.Option(help="Numbers of requests under way.")
     ] = "1,2,4,8,16,32",
@@ -80,10 +83,7 @@ def bench(
             "hf:ORGANISATION/NAME; may be given again for the other method."
         ),
     ] = None,
-    corpus: Annotated[
-        Path | None,
-        typer.Option(help="A file of `peagle corpus build` instead of the model's own."),
-    ] = None,
+    corpus: CorpusOption = None,
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="Threads of everyone; as many as there are cores if left out."),
@@ -98,9 +98,7 @@ def bench(
     output: Annotated[
         Path, typer.Option(help="Folder for bench.json, bench.html, answers.jsonl and logs.")
     ] = Path("bench"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of tables.")
-    ] = False,
+    as_json: JsonReportOption = False,
     setup_peers: Annotated[
         bool,
         typer.Option(

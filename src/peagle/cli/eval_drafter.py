@@ -9,8 +9,11 @@ import typer
 
 from peagle.cli.options import (
     DEFAULT_MAX_TOKENS,
+    AnswerLimitOption,
+    CorpusOption,
     DeviceOption,
     DtypeOption,
+    JsonReportOption,
     QuantizationOption,
     TemperatureOption,
 )
@@ -51,13 +54,8 @@ def eval_drafter(
             "All if left out."
         ),
     ] = None,
-    corpus: Annotated[
-        Path | None,
-        typer.Option(help="A file of `peagle corpus build` instead of the model's own."),
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of an answer, whatever the file says.")
-    ] = None,
+    corpus: CorpusOption = None,
+    max_tokens: AnswerLimitOption = None,
     temperature: TemperatureOption = 0.0,
     seed: Annotated[
         list[int] | None,
@@ -69,9 +67,7 @@ def eval_drafter(
             help="Folder for eval-drafter.json, eval-drafter.md, acceptance.png and answers.jsonl."
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of tables.")
-    ] = False,
+    as_json: JsonReportOption = False,
     dtype: DtypeOption = "auto",
     quantization: QuantizationOption = "auto",
     device: DeviceOption = "auto",

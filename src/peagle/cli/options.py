@@ -41,6 +41,15 @@ QuantizationOption = Annotated[
     str, typer.Option(help="none, int8, int4, or auto: what is usual for the model.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+CorpusOption = Annotated[
+    Path | None, typer.Option(help="A file of `peagle corpus build` instead of the model's own.")
+]
+AnswerLimitOption = Annotated[
+    int | None, typer.Option(min=1, help="Most tokens of an answer, whatever the file says.")
+]
+JsonReportOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of tables.")
+]
 BackendOption = Annotated[
     str, typer.Option(help="native, torch, or auto: the native step wherever it runs the model.")
 ]
@@ -61,10 +70,7 @@ class ModelOptions:
             help="A drafter instead of the model's own: a file, a folder, or hf:ORGANISATION/NAME."
         ),
     ] = None
-    corpus: Annotated[
-        Path | None,
-        typer.Option(help="A file of `peagle corpus build` instead of the model's own."),
-    ] = None
+    corpus: CorpusOption = None
     spec: Annotated[
         str | None,
         typer.Option(

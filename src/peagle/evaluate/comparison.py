@@ -9,7 +9,6 @@ from peagle.draft.mixture import MixturePrior, NetworkWeights
 from peagle.draft.network.drafter import Drafter, DraftLimits
 from peagle.evaluate.acceptance import Answered
 from peagle.evaluate.configurations import Configuration
-from peagle.evaluate.drafters import tapped
 from peagle.evaluate.recorded import Recorded, Sources, Way, read_features, replay_drafts
 from peagle.model.target import Target
 
@@ -54,7 +53,7 @@ def compare(
         on_step: Told `steps(…)` times: for every answer read, and for every one replayed.
     """
     taps = {tap for drafter in drafters.values() for tap in drafter.network.config.taps}
-    reader = tapped(target, sorted(taps)) if taps else None
+    reader = target.with_taps(tuple(sorted(taps))) if taps else None
     measured = [Measured(configuration) for configuration in configurations]
     # Configurations that ask a network the same share what it says.
     asking: dict[tuple[str | None, DraftLimits | None], list[Measured]] = {}

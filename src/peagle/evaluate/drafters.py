@@ -82,15 +82,10 @@ def open_drafters(
     for name, path in files.items():
         try:
             opened[name] = open_drafter(
-                path, tapped(target, configs[name].taps), fingerprint, budget=_KV_CACHE_BYTES
+                path, target.with_taps(configs[name].taps), fingerprint, budget=_KV_CACHE_BYTES
             )
         except CheckpointError as error:
             raise CheckpointError(
                 f"--drafter {path}: {error.problem}", remedy=error.remedy, field="drafter"
             ) from None
     return opened
-
-
-def tapped(target: Target, taps: Sequence[int] | None) -> Target:
-    """Give a target with other taps, EAGLE-3's if None; weights are shared."""
-    return target.with_taps(None if taps is None else tuple(taps))

@@ -4,24 +4,26 @@ Integer sums are exact, and whatever is summed in floating point is summed in on
 on nothing but the row itself: rows are independent by construction, not by measured row counts.
 """
 
+import copy
 import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
 from peagle import native
 from peagle.model.config import DecoderConfig
-from peagle.model.kv_cache import PAGE_POSITIONS, KVCache
+from peagle.model.kv_cache import KVCache
 from peagle.model.named_weights import NamedWeights, layer_norms, layer_products
 from peagle.model.quantized_linear import QuantizedWeight, joined
 from peagle.model.quantized_weight import Int8Weight
 from peagle.model.rope import RotaryEmbedding
-from peagle.model.rows import SequenceRows
+from peagle.model.rows import SequenceRows, placed
 from peagle.model.target import StepOutput
+from peagle.native.arrays import bfloat16, float32, int32
 from peagle.quantization import Quantization
 
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ _ROWS_PER_PASS: Final = 256
 _CPU: Final = torch.device("cpu")
 # The step takes widths in whole vectors of so many numbers.
 _LANES: Final = 16
-_ASKED: Final = {"all": 1 << 30, "last": 1, "none": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +52,9 @@ class NativeRows:
 
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
         """Keep the rows of one path for each sequence (`UncommittedRows.commit`)."""
-        rows: list[int] = []
-        pages: list[int] = []
-        places: list[int] = []
-        offset = 0
-        for part, path in zip(self.rows, kept, strict=True):
-            cache = part.cache
-            for row in path:
-                page, place = divmod(cache.length, PAGE_POSITIONS)
-                rows.append(offset + row)
-                pages.append(cache.pages[page])
-                places.append(place)
-                cache.length += 1
-            offset += len(part.tokens)
+        rows, pages, places = placed(self.rows, kept)
         pool = self.cache.pool.numpy()
-        self.decoder.commit(self.step, pool, _int32(rows), _int32(pages), _int32(places))
+        self.decoder.commit(self.step, pool, int32(rows), int32(pages), int32(places))
 
 
 class NativeTarget:
@@ -111,10 +100,10 @@ class NativeTarget:
             norms = layer_norms(index)
             products = {name: packed(*parts) for name, parts in layer_products(index).items()}
             layers.append((
-                _float32(found.tensor(norms["attention_norm"])),
+                float32(found.tensor(norms["attention_norm"])),
                 products["query_key_value"],
                 products["attention_out"],
-                _float32(found.tensor(norms["mlp_norm"])),
+                float32(found.tensor(norms["mlp_norm"])),
                 products["gate_up"],
                 products["down"],
             ))  # fmt: skip
@@ -129,9 +118,9 @@ class NativeTarget:
             head_dim=config.head_dim,
             eps=config.rms_norm_eps,
             window=config.sliding_window or 0,
-            embedding=self.embedding.view(torch.uint16).numpy(),
+            embedding=bfloat16(self.embedding),
             layers=layers,
-            norm=_float32(found.tensor("model.norm.weight")),
+            norm=float32(found.tensor("model.norm.weight")),
             head=head,
             turns=turns_by_position(config),
             threads=native.thread_pool(threads or torch.get_num_threads()),
@@ -173,11 +162,8 @@ class NativeTarget:
 
     def with_taps(self, taps: tuple[int, ...] | None) -> "NativeTarget":
         """Give the same model with other taps, EAGLE-3's if None; weights are shared."""
-        other = object.__new__(NativeTarget)
-        other.__dict__ = {
-            **self.__dict__,
-            "taps": self.config.default_taps if taps is None else taps,
-        }
+        other = copy.copy(self)
+        other.taps = self.config.default_taps if taps is None else taps
         return other
 
     def new_cache(self, budget: int) -> KVCache:
@@ -190,7 +176,7 @@ class NativeTarget:
         """Compute the rows of a step (`Target.forward`)."""
         began = time.perf_counter()
         request = flat_rows(cache, rows)
-        asked = [min(len(part.tokens), _ASKED[part.logits]) for part in rows]
+        asked = [part.asked for part in rows]
         logits = torch.empty(sum(asked), self.config.vocab_size)
         taps = self.taps if features else ()
         tapped = torch.empty(request.count if features else 0, len(taps) * self.config.hidden_size)
@@ -199,9 +185,9 @@ class NativeTarget:
             cache.pool.numpy(),
             request.tokens,
             request.parents,
-            np.vstack([request.parts, _int32(asked)]),
+            np.vstack([request.parts, int32(asked)]),
             request.pages,
-            _int32(taps),
+            int32(taps),
             logits.numpy(),
             tapped.numpy(),
         )
@@ -242,19 +228,18 @@ def flat_rows(cache: KVCache, rows: Sequence[SequenceRows]) -> FlatRows:
     pages: list[int] = []
     for part in rows:
         count = len(part.tokens)
-        reach = count if part.parents is None else max(part.depths()) + 1
-        cache.take_pages(part.cache, part.cache.length + reach)
+        cache.take_pages(part.cache, part.cache.length + part.reach)
         tokens.extend(part.tokens)
         # Parents of a chain are not looked at.
         parents.extend(itertools.repeat(-1, count) if part.parents is None else part.parents)
         pages.extend(part.cache.pages)
-    parts = [
+    parts: list[list[int]] = [
         [len(part.tokens) for part in rows],
         [part.parents is None for part in rows],
         [part.cache.length for part in rows],
         [len(part.cache.pages) for part in rows],
     ]
-    return FlatRows(len(tokens), _int32(tokens), _int32(parents), _int32(parts), _int32(pages))
+    return FlatRows(len(tokens), int32(tokens), int32(parents), int32(parts), int32(pages))
 
 
 def obstacle(config: DecoderConfig, dtype: torch.dtype, quantization: Quantization) -> str | None:
@@ -281,14 +266,12 @@ def packed_weight(weights: torch.Tensor | list[QuantizedWeight]) -> "PackedWeigh
     """Pack a weight `[out, in]`, or parts of one, in the order in which products read it."""
     library = native.library
     if isinstance(weights, torch.Tensor):
-        return library.pack_bfloat16(
-            weights.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()
-        )
+        return library.pack_bfloat16(bfloat16(weights))
     weight = joined(weights, _CPU)
     if isinstance(weight, Int8Weight):
-        return library.pack_int8(weight.values.contiguous().numpy(), _float32(weight.scales))
+        return library.pack_int8(weight.values.contiguous().numpy(), float32(weight.scales))
     return library.pack_int4(
-        weight.nibbles.contiguous().numpy(), _float32(weight.scales), _float32(weight.offsets)
+        weight.nibbles.contiguous().numpy(), float32(weight.scales), float32(weight.offsets)
     )
 
 
@@ -300,12 +283,4 @@ def turns_by_position(config: DecoderConfig) -> "NDArray[np.float32]":
     turns = rope.turns(torch.arange(config.context_length))[:, 0]
     cosines = turns.real.repeat_interleave(2, -1)
     sines = torch.stack([-turns.imag, turns.imag], -1).flatten(1)
-    return _float32(torch.stack([cosines, sines], 1))
-
-
-def _float32(tensor: torch.Tensor) -> "NDArray[np.float32]":
-    return tensor.float().contiguous().numpy()
-
-
-def _int32(numbers: Any) -> "NDArray[np.int32]":
-    return np.array(numbers, np.int32)
+    return float32(torch.stack([cosines, sines], 1))

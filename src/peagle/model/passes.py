@@ -11,7 +11,7 @@ from peagle.model.decoder import LayerMemory
 from peagle.model.invariance import ROW_COUNTS, RowLadder, agreeing_ladder, cancelling_operands
 from peagle.model.kv_cache import PAGE_POSITIONS, KVCache
 from peagle.model.rope import RotaryEmbedding
-from peagle.model.rows import SequenceRows
+from peagle.model.rows import SequenceRows, placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +70,7 @@ class PlannedStep:
         Args:
             kept: For each sequence, rows along one path from its committed end.
         """
-        rows: list[int] = []
-        pages: list[int] = []
-        places: list[int] = []
-        for part, offset, path in zip(self.rows, self.offsets, kept, strict=True):
-            cache = part.cache
-            for row in path:
-                page, place = divmod(cache.length, PAGE_POSITIONS)
-                rows.append(offset + row)
-                pages.append(cache.pages[page])
-                places.append(place)
-                cache.length += 1
+        rows, pages, places = placed(self.rows, kept)
         if rows:
             # The two index lists stand apart, so the pool's places come as
             # [rows, layers, 2, kv_heads, head_dim].
@@ -134,7 +124,7 @@ class PassPlanner:
         for part in rows:
             offsets.append(total)
             total += len(part.tokens)
-            cache.take_pages(part.cache, part.cache.length + max(part.depths()) + 1)
+            cache.take_pages(part.cache, part.cache.length + part.reach)
         # Left unfilled: a row is read only after the pass that writes it.
         uncommitted = torch.empty(
             (config.num_layers, 2, self.ladder.padded(total), config.num_kv_heads, config.head_dim),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from peagle.model.kv_cache import SequenceCache
+from peagle.model.kv_cache import PAGE_POSITIONS, SequenceCache
 
 Wanted = Literal["all", "last", "none"]
 
@@ -25,6 +25,16 @@ class SequenceRows:
     tokens: Sequence[int]
     parents: Sequence[int] | None = None
     logits: Wanted = "all"
+
+    @property
+    def asked(self) -> int:
+        """Number of rows, at the end, whose logits are returned."""
+        return {"all": len(self.tokens), "last": 1, "none": 0}[self.logits]
+
+    @property
+    def reach(self) -> int:
+        """Number of positions behind the committed ones that the rows stand at."""
+        return len(self.tokens) if self.parents is None else max(self.depths()) + 1
 
     def path(self, row: int) -> list[int]:
         """Rows from the committed end to `row`, itself included."""
@@ -68,3 +78,32 @@ class SequenceRows:
             placed.update(own)
             lanes.append((path, own))
         return lanes
+
+
+def placed(
+    rows: Sequence[SequenceRows], kept: Sequence[Sequence[int]]
+) -> tuple[list[int], list[int], list[int]]:
+    """Commit rows to the next positions of their sequences, whose lengths grow.
+
+    Args:
+        rows: The rows of a step.
+        kept: For each sequence, rows along one path from its committed end.
+
+    Returns:
+        The committed rows among all of the step, and for each its page of the pool and its place
+        in that page.
+    """
+    committed: list[int] = []
+    pages: list[int] = []
+    places: list[int] = []
+    offset = 0
+    for part, path in zip(rows, kept, strict=True):
+        cache = part.cache
+        for row in path:
+            page, place = divmod(cache.length, PAGE_POSITIONS)
+            committed.append(offset + row)
+            pages.append(cache.pages[page])
+            places.append(place)
+            cache.length += 1
+        offset += len(part.tokens)
+    return committed, pages, places

@@ -165,9 +165,8 @@ class TorchTarget:
         counts = []
         for rows, offset in zip(step.rows, step.offsets, strict=True):
             end = offset + len(rows.tokens)
-            first = {"all": offset, "last": end - 1, "none": end}[rows.logits]
-            asked.extend(range(first, end))
-            counts.append(end - first)
+            asked.extend(range(end - rows.asked, end))
+            counts.append(rows.asked)
         if not asked:
             return [torch.zeros(0, self.config.vocab_size, device=self.device)] * len(counts)
         ladder, pieces = self.planner.ladder, []

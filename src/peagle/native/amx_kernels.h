@@ -46,15 +46,26 @@ PEAGLE_INLINE void configure(std::initializer_list<int> cut, std::size_t rows) {
   else                                            \
     _tile_dpbf16ps(sum, rows, weights)
 
+PEAGLE_INLINE void zero_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+PEAGLE_INLINE void store_sums(std::int32_t (*sums)[256]) {
+  _tile_stored(0, sums[0], TILE_BYTES);
+  _tile_stored(1, sums[1], TILE_BYTES);
+  _tile_stored(2, sums[2], TILE_BYTES);
+  _tile_stored(3, sums[3], TILE_BYTES);
+}
+
 // Sums of up to sixteen rows and four blocks, each block's [rows, 16].
 template <bool INTEGERS>
 PEAGLE_INLINE void sum_one_by_four(const std::uint8_t* weights, std::size_t block_bytes,
                                    const std::uint8_t* rows, std::size_t stride,
                                    std::int32_t (*sums)[256]) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  zero_sums();
   for (std::size_t at = 0; at < stride; at += TILE_BYTES) {
     const std::uint8_t* from = weights + at * LANES;
     _tile_loadd(4, rows + at, stride);
@@ -67,10 +78,7 @@ PEAGLE_INLINE void sum_one_by_four(const std::uint8_t* weights, std::size_t bloc
     _tile_loadd(5, from + 3 * block_bytes, TILE_BYTES);
     PEAGLE_MULTIPLY_TILES(3, 4, 5);
   }
-  _tile_stored(0, sums[0], TILE_BYTES);
-  _tile_stored(1, sums[1], TILE_BYTES);
-  _tile_stored(2, sums[2], TILE_BYTES);
-  _tile_stored(3, sums[3], TILE_BYTES);
+  store_sums(sums);
 }
 
 // The same of one block.
@@ -92,10 +100,7 @@ template <bool INTEGERS>
 PEAGLE_INLINE void sum_two_by_two(const std::uint8_t* weights, std::size_t block_bytes,
                                   const std::uint8_t* rows, std::size_t stride,
                                   std::int32_t (*sums)[256]) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  zero_sums();
   for (std::size_t at = 0; at < stride; at += TILE_BYTES) {
     _tile_loadd(4, rows + at, stride);
     _tile_loadd(6, weights + at * LANES, TILE_BYTES);
@@ -106,35 +111,7 @@ PEAGLE_INLINE void sum_two_by_two(const std::uint8_t* weights, std::size_t block
     PEAGLE_MULTIPLY_TILES(2, 5, 6);
     PEAGLE_MULTIPLY_TILES(3, 5, 7);
   }
-  _tile_stored(0, sums[0], TILE_BYTES);
-  _tile_stored(1, sums[1], TILE_BYTES);
-  _tile_stored(2, sums[2], TILE_BYTES);
-  _tile_stored(3, sums[3], TILE_BYTES);
-}
-
-// The numbers that the sums of one block stand for, for some rows.
-template <bool INTEGERS>
-PEAGLE_INLINE void put_sums(const std::int32_t* sums, const peagle::Weight& weight,
-                            const peagle::Rows& rows, std::size_t row, std::size_t count,
-                            std::size_t block, float* out, std::size_t out_stride, bool add) {
-  const std::size_t at = block * LANES;
-  const std::size_t outputs = weight.out - at < LANES ? weight.out - at : LANES;
-  Floats scale{};
-  Ints start{};
-  if constexpr (INTEGERS) {
-    scale = load(weight.scales + at);
-    start = dot_start(weight.sums + at);
-  }
-  for (std::size_t r = 0; r < count; r++) {
-    Ints sum;
-    std::memcpy(&sum, sums + r * LANES, sizeof sum);
-    Floats value;
-    if constexpr (INTEGERS)
-      value = __builtin_convertvector(sum + start, Floats) * scale * rows.scales[row + r];
-    else
-      value = (Floats)sum;
-    put(out + (row + r) * out_stride + at, outputs, value, add);
-  }
+  store_sums(sums);
 }
 
 // Where the sums of a block go.
@@ -146,9 +123,27 @@ struct Destination {
   std::size_t stride;
   bool add;
 
-  PEAGLE_INLINE void put(const std::int32_t* sums, std::size_t row, std::size_t count,
-                         std::size_t block) const {
-    put_sums<INTEGERS>(sums, weight, rows, row, count, block, out, stride, add);
+  // Writes the numbers that the sums of one block stand for, for some rows.
+  PEAGLE_INLINE void put_sums(const std::int32_t* sums, std::size_t row, std::size_t count,
+                              std::size_t block) const {
+    const std::size_t at = block * LANES;
+    const std::size_t outputs = weight.out - at < LANES ? weight.out - at : LANES;
+    Floats scale{};
+    Ints start{};
+    if constexpr (INTEGERS) {
+      scale = load(weight.scales + at);
+      start = dot_start(weight.sums + at);
+    }
+    for (std::size_t r = 0; r < count; r++) {
+      Ints sum;
+      std::memcpy(&sum, sums + r * LANES, sizeof sum);
+      Floats value;
+      if constexpr (INTEGERS)
+        value = __builtin_convertvector(sum + start, Floats) * scale * rows.scales[row + r];
+      else
+        value = (Floats)sum;
+      put(out + (row + r) * stride + at, outputs, value, add);
+    }
   }
 };
 
@@ -169,8 +164,8 @@ void amx_blocks(const peagle::Weight& weight, const peagle::Rows& rows, std::siz
         sum_two_by_two<INTEGERS>(weight.data + block * block_bytes, block_bytes, values, stride,
                                  sums);
         for (std::size_t b = 0; b < 2; b++) {
-          to.put(sums[b], row, TILE_ROWS, block + b);
-          to.put(sums[2 + b], row + TILE_ROWS, others, block + b);
+          to.put_sums(sums[b], row, TILE_ROWS, block + b);
+          to.put_sums(sums[2 + b], row + TILE_ROWS, others, block + b);
         }
       }
     }
@@ -182,11 +177,11 @@ void amx_blocks(const peagle::Weight& weight, const peagle::Rows& rows, std::siz
       std::size_t one = block;
       for (; one + 4 <= last; one += 4) {
         sum_one_by_four<INTEGERS>(weight.data + one * block_bytes, block_bytes, from, stride, sums);
-        for (std::size_t b = 0; b < 4; b++) to.put(sums[b], upper, some, one + b);
+        for (std::size_t b = 0; b < 4; b++) to.put_sums(sums[b], upper, some, one + b);
       }
       for (; one < last; one++) {
         sum_one_by_one<INTEGERS>(weight.data + one * block_bytes, from, stride, sums[0]);
-        to.put(sums[0], upper, some, one);
+        to.put_sums(sums[0], upper, some, one);
       }
     }
   }

@@ -4,14 +4,14 @@
 #include <chrono>
 #include <cstring>
 
+#include "row_product.h"
+
 namespace peagle {
 
 namespace {
 
 // Rows that go through the layers together: more would push each other out of the cache.
 constexpr std::size_t CHUNK = 128;
-// Blocks of sixteen outputs that a thread takes at a time, a multiple of every tile of few rows.
-constexpr std::size_t BLOCKS_AT_ONCE = 12;
 // Keys that are stored by all threads together.
 constexpr std::size_t LEAST_SHARED_FLOATS = std::size_t{1} << 17;
 
@@ -129,10 +129,7 @@ class Decoder::Chunk {
   void product(Team& team, const PackedWeight& weight, std::size_t count, float* out,
                std::size_t stride, bool add) {
     const Weight view = weight.view();
-    const Rows input = decoder_.input_.rows(view, count);
-    team.share(view.blocks, BLOCKS_AT_ONCE, [&](std::size_t first, std::size_t last) {
-      kernels_.product(view, input, first, last, out, stride, add);
-    });
+    multiply_rows(team, kernels_, view, decoder_.input_.rows(view, count), out, stride, add);
   }
 
   void look_up(std::size_t row, float* to) {

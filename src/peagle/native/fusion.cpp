@@ -2,13 +2,14 @@
 
 #include <algorithm>
 
+#include "row_product.h"
+
 namespace peagle {
 
 namespace {
 
 // Rows whose rounded form fits in the cache beside a piece of the weight.
 constexpr std::size_t CHUNK = 128;
-constexpr std::size_t BLOCKS_AT_ONCE = 6;
 
 }  // namespace
 
@@ -42,10 +43,8 @@ void Fusion::run(const float* features, std::size_t rows, float* out) {
           input_.set(kernels_, view, row, from, width);
         }
       });
-      const Rows input = input_.rows(view, count);
-      team.share(view.blocks, BLOCKS_AT_ONCE, [&](std::size_t first, std::size_t last) {
-        kernels_.product(view, input, first, last, out + begin * view.out, view.out, false);
-      });
+      multiply_rows(team, kernels_, view, input_.rows(view, count), out + begin * view.out,
+                    view.out, false);
     });
   }
 }

@@ -22,6 +22,7 @@
 #include "fusion.h"
 #include "markov.h"
 #include "prediction.h"
+#include "row_product.h"
 
 namespace nb = nanobind;
 
@@ -405,9 +406,7 @@ void multiply(const PackedWeight& weight, Matrix<const float> rows, Matrix<float
     input.set(kernels, view, row, rows.data() + row * weight.in(), weight.in());
   const Rows prepared = input.rows(view, rows.shape(0));
   threads.run([&](Team& team) {
-    team.share(view.blocks, 6, [&](std::size_t first, std::size_t last) {
-      kernels.product(view, prepared, first, last, out.data(), view.out, false);
-    });
+    multiply_rows(team, kernels, view, prepared, out.data(), view.out, false);
   });
 }
 

@@ -1,7 +1,7 @@
 """A drafter network computed by the native step: one call for all layers and the head."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from peagle.model.decoder import rms_norm
 from peagle.model.kv_cache import KVCache
 from peagle.model.native_target import NativeRows, flat_rows, packed_weight, turns_by_position
 from peagle.model.rows import SequenceRows
+from peagle.native.arrays import bfloat16, float32, int32
 
 # A prompt is read in pieces of so many slots.
 _ROWS_PER_PASS: Final = 256
@@ -64,14 +65,14 @@ class NativeCompute:
         for index in range(decoder.num_layers):
             weights = layer_weights(config, index, tensors.__getitem__)
             layers.append((
-                _float32(weights.attention_norm),
+                float32(weights.attention_norm),
                 packed_weight(weights.query_key_value),
                 packed_weight(weights.attention_out),
-                _float32(weights.mlp_norm),
+                float32(weights.mlp_norm),
                 packed_weight(weights.gate_up),
                 packed_weight(weights.down),
             ))  # fmt: skip
-        self._target_ids = target_ids(tensors[DRAFT_TO_TARGET]).numpy().astype(np.int32)
+        self._target_ids = int32(target_ids(tensors[DRAFT_TO_TARGET]).numpy())
         mask = config.mask_embedding(tensors)
         self._norm = tensors["norm.weight"].float()
         self._decoder = library.Decoder(
@@ -81,15 +82,15 @@ class NativeCompute:
             head_dim=decoder.head_dim,
             eps=decoder.rms_norm_eps,
             window=decoder.sliding_window or 0,
-            embedding=_bfloat16(tensors[EMBEDDING] if config.own_embedding else embedding),
+            embedding=bfloat16(tensors[EMBEDDING] if config.own_embedding else embedding),
             layers=layers,
             norm=self._norm.numpy(),
             head=packed_weight(tensors["lm_head.weight"]),
             turns=turns_by_position(decoder),
             threads=pool,
             instructions=instructions,
-            hidden_norm=_float32(tensors["layers.0.hidden_norm.weight"]),
-            mask_embedding=None if mask is None else _bfloat16(mask),
+            hidden_norm=float32(tensors["layers.0.hidden_norm.weight"]),
+            mask_embedding=None if mask is None else bfloat16(mask),
             norm_before_residual=config.norm_before_residual,
         )
         norms = torch.empty(0, config.feature_size)
@@ -99,7 +100,7 @@ class NativeCompute:
             norms = torch.stack([tensors[name] for name in fc_norm_names(config)])
         self._fusion = library.Fusion(
             weight=packed_weight(tensors["fc.weight"]),
-            norms=_float32(norms),
+            norms=float32(norms),
             eps=decoder.rms_norm_eps,
             threads=pool,
             instructions=instructions,
@@ -123,7 +124,7 @@ class NativeCompute:
     def fused(self, features: torch.Tensor) -> torch.Tensor:
         """Fuse `features` to hidden states (`NetworkCompute.fused`)."""
         hidden = torch.empty(len(features), self.config.decoder.hidden_size)
-        self._fusion.run(_float32(features), hidden.numpy())
+        self._fusion.run(float32(features), hidden.numpy())
         return hidden
 
     def run(
@@ -141,12 +142,12 @@ class NativeCompute:
             cache.pool.numpy(),
             request.tokens,
             request.parents,
-            np.vstack([request.parts, np.array(predicting, np.int32)]),
+            np.vstack([request.parts, int32(predicting)]),
             request.pages,
             _NO_TAPS,
             logits.numpy(),
             _NO_FEATURES,
-            _float32(entering),
+            float32(entering),
             residual.numpy(),
         )
         return NetworkOutput(
@@ -165,11 +166,3 @@ class NativeCompute:
     def final_norm(self, residual: torch.Tensor) -> torch.Tensor:
         """Norm what leaves the last layer, `[rows, hidden]`."""
         return rms_norm(residual, self._norm, self.config.decoder.rms_norm_eps)
-
-
-def _float32(tensor: torch.Tensor) -> "np.ndarray[Any, np.dtype[np.float32]]":
-    return tensor.float().contiguous().numpy()
-
-
-def _bfloat16(tensor: torch.Tensor) -> "np.ndarray[Any, np.dtype[np.uint16]]":
-    return tensor.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()

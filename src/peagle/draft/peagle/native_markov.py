@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from peagle import native
@@ -18,6 +17,7 @@ from peagle.draft.network.tensors import (
 )
 from peagle.draft.peagle.markov import SCORED_TOKENS, TOP_TOKENS
 from peagle.model.native_target import packed_weight
+from peagle.native.arrays import bfloat16, float32, int32
 
 RANK_MULTIPLE: Final = 16
 """The native step takes ranks in whole vectors of so many numbers."""
@@ -42,12 +42,12 @@ class NativeMarkovHead:
     ) -> None:
         self._library = native.library
         self._head = self._library.MarkovHead(
-            embedding=_bfloat16(embedding),
+            embedding=bfloat16(embedding),
             previous=packed_weight(tensors[MARKOV_PREVIOUS]),
             gate=packed_weight(tensors[MARKOV_GATE]),
-            out=_bfloat16(tensors[MARKOV_OUT]),
-            target_ids=target_ids(tensors[DRAFT_TO_TARGET]).numpy().astype(np.int32),
-            norm=tensors["norm.weight"].float().numpy(),
+            out=bfloat16(tensors[MARKOV_OUT]),
+            target_ids=int32(target_ids(tensors[DRAFT_TO_TARGET]).numpy()),
+            norm=float32(tensors["norm.weight"]),
             eps=eps,
             scored=SCORED_TOKENS,
             top=TOP_TOKENS,
@@ -82,7 +82,3 @@ class NativeBranches:
         """Predict the token at `depth` after the draft tokens of `path`."""
         told: Children = self._found.after(depth - 1, path[-1] if depth > 1 else 0)
         return told
-
-
-def _bfloat16(tensor: torch.Tensor) -> "np.ndarray[Any, np.dtype[np.uint16]]":
-    return tensor.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()

@@ -14,11 +14,11 @@ class OurEngine:
     """Answers with the drafting specification that each request names."""
 
     def __init__(self, settings: Settings) -> None:
-        torch.set_num_threads(settings["threads"])
         self._llm = LLM(
             settings["model"],
             settings["drafter"],
             corpus=settings["corpus"],
+            threads=settings["threads"],
             max_concurrent=settings["max_concurrent"],
             **settings["precision"],
         )

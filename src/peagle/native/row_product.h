@@ -1,0 +1,22 @@
+// A product that all threads share out.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels.h"
+#include "threads.h"
+
+namespace peagle {
+
+// Blocks of sixteen outputs that a thread takes at a time, a multiple of every tile of few rows.
+constexpr std::size_t BLOCKS_AT_ONCE = 12;
+
+// out[row * stride + o] = or += product, for all outputs. All threads must call it.
+inline void multiply_rows(Team& team, const Kernels& kernels, const Weight& weight,
+                          const Rows& rows, float* out, std::size_t stride, bool add) {
+  team.share(weight.blocks, BLOCKS_AT_ONCE, [&](std::size_t first, std::size_t last) {
+    kernels.product(weight, rows, first, last, out, stride, add);
+  });
+}
+
+}  // namespace peagle

@@ -1,0 +1,52 @@
+"""Texts and trees for targets to read."""
+
+import random
+
+import torch
+
+from peagle.model.kv_cache import KVCache
+from peagle.model.rows import SequenceRows
+from peagle.model.target import Target
+from tests.model.random_models import GROUPED
+
+BUDGET = 64 << 20
+
+
+def tokens_of(length: int, seed: int, vocab_size: int = GROUPED.vocab_size) -> list[int]:
+    return [random.Random(seed).randrange(vocab_size) for _ in range(length)]
+
+
+def read_plainly(target: Target, cache: KVCache, tokens: list[int]) -> torch.Tensor:
+    """Logits of every token, computed one at a time over a fresh sequence, `[tokens, vocab]`."""
+    sequence = cache.open(len(tokens))
+    logits = []
+    for token in tokens:
+        output = target.forward(cache, [SequenceRows(sequence, [token])])
+        output.commit([[0]])
+        logits.append(output.logits[0][0])
+    cache.close(sequence)
+    return torch.stack(logits)
+
+
+def among_siblings(
+    path: list[int], siblings: int, chance: random.Random
+) -> tuple[list[int], list[int], list[int]]:
+    """Lay a path's nodes anywhere among siblings that hang anywhere in the tree.
+
+    Returns:
+        Tokens and parents of the tree, and where the path's nodes are.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    places: list[int] = []
+    order = ["path"] * len(path) + ["sibling"] * siblings
+    chance.shuffle(order)
+    for kind in order:
+        if kind == "path":
+            parents.append(places[-1] if places else -1)
+            places.append(len(tokens))
+            tokens.append(path[len(places) - 1])
+        else:
+            parents.append(chance.randrange(-1, len(tokens)))
+            tokens.append(chance.randrange(GROUPED.vocab_size))
+    return tokens, parents, places
