@@ -17,6 +17,8 @@ from peagle.evaluate.bench.service import Batch, Started
 
 _ADAPTERS: Final = Path(__file__).parent
 _SECONDS_TO_QUIT: Final = 5.0
+_SECONDS_BETWEEN_LOOKS: Final = 0.001
+_AT_REST: Final = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE}
 # At the end of the path, so that nothing of an environment is hidden by a name of ours.
 _BOOTSTRAP: Final = (
     "import sys; sys.path.append({folder!r}); "
@@ -124,9 +126,13 @@ class ProcessService:
         return sum(one.memory_info().rss for one in self._tree())
 
     def pause(self) -> None:
-        """Give it no time."""
-        for one in self._tree():
+        """Give it no time, and come back when none of it runs any more."""
+        tree = self._tree()
+        for one in tree:
             one.suspend()
+        # The signal is only sent by then: a thread inside the system still has to come to it.
+        while any(_is_going_on(one) for one in tree):
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def resume(self) -> None:
         """Give it time again."""
@@ -194,6 +200,13 @@ class ProcessService:
             remedy=f"Its output is in {self._log}; put it right, or leave {self._name} out.",
             field="peers",
         )
+
+
+def _is_going_on(process: psutil.Process) -> bool:
+    try:
+        return process.status() not in _AT_REST
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _quietly(act: Callable[[], None]) -> None:
