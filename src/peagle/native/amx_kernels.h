@@ -27,8 +27,7 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {};
 };
 
-// Tiles 0 to 3 hold sums, which is as many chains as the multiplier needs to be kept busy; the
-// others hold rows and weights. A tile of rows may be cut short.
+// Tiles 0 to 3 hold sums, the others rows and weights. A tile of rows may be cut short.
 PEAGLE_INLINE void configure(std::initializer_list<int> cut, std::size_t rows) {
   TileConfig config;
   for (int tile = 0; tile < 8; tile++) {
@@ -46,39 +45,40 @@ PEAGLE_INLINE void configure(std::initializer_list<int> cut, std::size_t rows) {
   else                                            \
     _tile_dpbf16ps(sum, rows, weights)
 
-PEAGLE_INLINE void zero_sums() {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-}
-
-PEAGLE_INLINE void store_sums(std::int32_t (*sums)[256]) {
-  _tile_stored(0, sums[0], TILE_BYTES);
-  _tile_stored(1, sums[1], TILE_BYTES);
-  _tile_stored(2, sums[2], TILE_BYTES);
-  _tile_stored(3, sums[3], TILE_BYTES);
-}
-
-// Sums of up to sixteen rows and four blocks, each block's [rows, 16].
-template <bool INTEGERS>
-PEAGLE_INLINE void sum_one_by_four(const std::uint8_t* weights, std::size_t block_bytes,
-                                   const std::uint8_t* rows, std::size_t stride,
-                                   std::int32_t (*sums)[256]) {
-  zero_sums();
+// Sums of up to sixteen rows and two blocks, each block's [rows, 16]. One call leaves the tiles of
+// the call before alone, so that it can begin before those are stored; both together are as many
+// chains as the multiplier needs to be kept busy.
+template <bool INTEGERS, bool UPPER>
+PEAGLE_INLINE void sum_one_by_two(const std::uint8_t* weights, std::size_t block_bytes,
+                                  const std::uint8_t* rows, std::size_t stride,
+                                  std::int32_t (*sums)[256]) {
+  if constexpr (UPPER) {
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+  }
   for (std::size_t at = 0; at < stride; at += TILE_BYTES) {
     const std::uint8_t* from = weights + at * LANES;
     _tile_loadd(4, rows + at, stride);
     _tile_loadd(5, from, TILE_BYTES);
-    PEAGLE_MULTIPLY_TILES(0, 4, 5);
     _tile_loadd(6, from + block_bytes, TILE_BYTES);
-    PEAGLE_MULTIPLY_TILES(1, 4, 6);
-    _tile_loadd(7, from + 2 * block_bytes, TILE_BYTES);
-    PEAGLE_MULTIPLY_TILES(2, 4, 7);
-    _tile_loadd(5, from + 3 * block_bytes, TILE_BYTES);
-    PEAGLE_MULTIPLY_TILES(3, 4, 5);
+    if constexpr (UPPER) {
+      PEAGLE_MULTIPLY_TILES(2, 4, 5);
+      PEAGLE_MULTIPLY_TILES(3, 4, 6);
+    } else {
+      PEAGLE_MULTIPLY_TILES(0, 4, 5);
+      PEAGLE_MULTIPLY_TILES(1, 4, 6);
+    }
   }
-  store_sums(sums);
+  if constexpr (UPPER) {
+    _tile_stored(2, sums[0], TILE_BYTES);
+    _tile_stored(3, sums[1], TILE_BYTES);
+  } else {
+    _tile_stored(0, sums[0], TILE_BYTES);
+    _tile_stored(1, sums[1], TILE_BYTES);
+  }
 }
 
 // The same of one block.
@@ -100,7 +100,10 @@ template <bool INTEGERS>
 PEAGLE_INLINE void sum_two_by_two(const std::uint8_t* weights, std::size_t block_bytes,
                                   const std::uint8_t* rows, std::size_t stride,
                                   std::int32_t (*sums)[256]) {
-  zero_sums();
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
   for (std::size_t at = 0; at < stride; at += TILE_BYTES) {
     _tile_loadd(4, rows + at, stride);
     _tile_loadd(6, weights + at * LANES, TILE_BYTES);
@@ -111,7 +114,10 @@ PEAGLE_INLINE void sum_two_by_two(const std::uint8_t* weights, std::size_t block
     PEAGLE_MULTIPLY_TILES(2, 5, 6);
     PEAGLE_MULTIPLY_TILES(3, 5, 7);
   }
-  store_sums(sums);
+  _tile_stored(0, sums[0], TILE_BYTES);
+  _tile_stored(1, sums[1], TILE_BYTES);
+  _tile_stored(2, sums[2], TILE_BYTES);
+  _tile_stored(3, sums[3], TILE_BYTES);
 }
 
 // Where the sums of a block go.
@@ -147,42 +153,74 @@ struct Destination {
   }
 };
 
+// Outputs of up to sixteen rows.
+template <bool INTEGERS>
+void amx_few_rows(const Destination<INTEGERS>& to, std::size_t row, std::size_t count,
+                  std::size_t first, std::size_t last) {
+  // What one call summed is put away while the next one multiplies.
+  alignas(64) std::int32_t sums[2][2][256];
+  const std::size_t stride = to.rows.stride, block_bytes = stride * LANES;
+  const std::uint8_t* rows = to.rows.data + row * stride;
+  const auto put_pair = [&](std::size_t pair) {
+    for (std::size_t b = 0; b < 2; b++)
+      to.put_sums(sums[pair % 2][b], row, count, first + 2 * pair + b);
+  };
+  configure({0, 1, 2, 3, 4}, count);
+  const std::size_t pairs = (last - first) / 2;
+  for (std::size_t pair = 0; pair < pairs; pair++) {
+    const std::uint8_t* weights = to.weight.data + (first + 2 * pair) * block_bytes;
+    if (pair % 2 == 0)
+      sum_one_by_two<INTEGERS, false>(weights, block_bytes, rows, stride, sums[0]);
+    else
+      sum_one_by_two<INTEGERS, true>(weights, block_bytes, rows, stride, sums[1]);
+    if (pair > 0) put_pair(pair - 1);
+  }
+  if (pairs > 0) put_pair(pairs - 1);
+  if ((last - first) % 2 != 0) {
+    sum_one_by_one<INTEGERS>(to.weight.data + (last - 1) * block_bytes, rows, stride, sums[0][0]);
+    to.put_sums(sums[0][0], row, count, last - 1);
+  }
+}
+
+// Outputs of sixteen rows and `others` more, for an even number of blocks.
+template <bool INTEGERS>
+void amx_many_rows(const Destination<INTEGERS>& to, std::size_t row, std::size_t others,
+                   std::size_t first, std::size_t last) {
+  alignas(64) std::int32_t sums[2][4][256];
+  const std::size_t stride = to.rows.stride, block_bytes = stride * LANES;
+  const std::uint8_t* rows = to.rows.data + row * stride;
+  const auto put_pair = [&](std::size_t pair) {
+    for (std::size_t b = 0; b < 2; b++) {
+      to.put_sums(sums[pair % 2][b], row, TILE_ROWS, first + 2 * pair + b);
+      to.put_sums(sums[pair % 2][2 + b], row + TILE_ROWS, others, first + 2 * pair + b);
+    }
+  };
+  configure({2, 3, 5}, others);
+  const std::size_t pairs = (last - first) / 2;
+  for (std::size_t pair = 0; pair < pairs; pair++) {
+    sum_two_by_two<INTEGERS>(to.weight.data + (first + 2 * pair) * block_bytes, block_bytes, rows,
+                             stride, sums[pair % 2]);
+    if (pair > 0) put_pair(pair - 1);
+  }
+  if (pairs > 0) put_pair(pairs - 1);
+}
+
 template <bool INTEGERS>
 void amx_blocks(const peagle::Weight& weight, const peagle::Rows& rows, std::size_t first,
                 std::size_t last, float* out, std::size_t out_stride, bool add) {
-  alignas(64) std::int32_t sums[4][256];
   const Destination<INTEGERS> to{weight, rows, out, out_stride, add};
-  const std::size_t stride = rows.stride, block_bytes = stride * LANES;
   for (std::size_t row = 0; row < rows.count; row += 2 * TILE_ROWS) {
     const std::size_t count = rows.count - row;
-    const std::uint8_t* values = rows.data + row * stride;
-    std::size_t block = first;
-    if (count > TILE_ROWS) {
-      const std::size_t others = count - TILE_ROWS < TILE_ROWS ? count - TILE_ROWS : TILE_ROWS;
-      configure({2, 3, 5}, others);
-      for (; block + 2 <= last; block += 2) {
-        sum_two_by_two<INTEGERS>(weight.data + block * block_bytes, block_bytes, values, stride,
-                                 sums);
-        for (std::size_t b = 0; b < 2; b++) {
-          to.put_sums(sums[b], row, TILE_ROWS, block + b);
-          to.put_sums(sums[2 + b], row + TILE_ROWS, others, block + b);
-        }
-      }
+    if (count <= TILE_ROWS) {
+      amx_few_rows(to, row, count, first, last);
+      continue;
     }
-    for (std::size_t upper = row; upper < rows.count && upper < row + 2 * TILE_ROWS && block < last;
-         upper += TILE_ROWS) {
-      const std::size_t some = rows.count - upper < TILE_ROWS ? rows.count - upper : TILE_ROWS;
-      const std::uint8_t* from = rows.data + upper * stride;
-      configure({0, 1, 2, 3, 4}, some);
-      std::size_t one = block;
-      for (; one + 4 <= last; one += 4) {
-        sum_one_by_four<INTEGERS>(weight.data + one * block_bytes, block_bytes, from, stride, sums);
-        for (std::size_t b = 0; b < 4; b++) to.put_sums(sums[b], upper, some, one + b);
-      }
-      for (; one < last; one++) {
-        sum_one_by_one<INTEGERS>(weight.data + one * block_bytes, from, stride, sums[0]);
-        to.put_sums(sums[0], upper, some, one);
-      }
+    const std::size_t others = count - TILE_ROWS < TILE_ROWS ? count - TILE_ROWS : TILE_ROWS;
+    const std::size_t even = last - (last - first) % 2;
+    amx_many_rows(to, row, others, first, even);
+    if (even < last) {
+      amx_few_rows(to, row, TILE_ROWS, even, last);
+      amx_few_rows(to, row + TILE_ROWS, others, even, last);
     }
   }
   // Tiles that hold something make every switch of threads slower.

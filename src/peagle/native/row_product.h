@@ -8,8 +8,9 @@
 
 namespace peagle {
 
-// Blocks of sixteen outputs that a thread takes at a time, a multiple of every tile of few rows.
-constexpr std::size_t BLOCKS_AT_ONCE = 12;
+// Blocks of sixteen outputs that a thread takes at a time: a multiple of every tile of few rows, and
+// few enough that a narrow weight's blocks can be shared out evenly.
+constexpr std::size_t BLOCKS_AT_ONCE = 6;
 
 // out[row * stride + o] = or += product, for all outputs. All threads must call it.
 inline void multiply_rows(Team& team, const Kernels& kernels, const Weight& weight,
