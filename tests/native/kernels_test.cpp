@@ -1,5 +1,7 @@
 // The C++ parts without Python, for sanitizers and other processors (scripts/check_native.sh):
 // products, threads, the plan of a step and a small decoder, whose rows must be independent.
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -9,6 +11,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "decoder.h"
@@ -198,6 +201,24 @@ void check_threads() {
   }
 }
 
+void check_that_late_threads_are_left_out() {
+  ThreadPool threads(2);
+  const auto taking_part = [&](std::chrono::milliseconds lateness) {
+    std::atomic<int> count{0};
+    threads.run([&](Team& team) {
+      count++;
+      if (team.index == 1) std::this_thread::sleep_for(lateness);
+      team.share(2, 1, [](std::size_t, std::size_t) {});
+    });
+    return count.load();
+  };
+  using std::chrono::milliseconds;
+  expect(taking_part(milliseconds(60)) == 2, "all threads take part");
+  expect(taking_part(milliseconds(0)) == 1, "the caller goes on alone after a long wait");
+  std::this_thread::sleep_for(milliseconds(700));
+  expect(taking_part(milliseconds(0)) == 2, "later it tries again");
+}
+
 // A small decoder with its pool of pages.
 class Model {
  public:
@@ -384,6 +405,7 @@ void check_steps() {
 
 int main(int arguments, char** names) {
   check_threads();
+  check_that_late_threads_are_left_out();
   check_steps();
   for (const Kernels* const* sets = available_kernels(); *sets != nullptr; sets++) {
     const Kernels& kernels = **sets;

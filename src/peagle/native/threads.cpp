@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -12,6 +14,9 @@ namespace {
 
 constexpr int SPINS_IN_BARRIER = 4000;    // then give the core to whoever wants it
 constexpr int SPINS_BEFORE_SLEEP = 20000;  // about a quarter of a millisecond
+// The caller works alone after a pass of which it waited half, at least so long.
+constexpr std::chrono::milliseconds LONG_WAIT{2};
+constexpr std::chrono::milliseconds FIRST_ALONE{20}, LONGEST_ALONE{640};
 
 void pause() {
 #if defined(__x86_64__)
@@ -39,7 +44,11 @@ Crew::~Crew() {
 }
 
 void Crew::run(const std::function<void(Team&)>& work) {
-  std::lock_guard<std::mutex> alone(one_at_a_time_);
+  std::lock_guard<std::mutex> one(one_at_a_time_);
+  const Clock::time_point began = Clock::now();
+  const bool alone = began < alone_until_;
+  working_ = alone ? 1 : others_.size() + 1;
+  waited_ = Clock::duration::zero();
   work_ = &work;
   failure_ = nullptr;
   for (Counter& next : next_) next.value.store(0, std::memory_order_relaxed);
@@ -47,7 +56,7 @@ void Crew::run(const std::function<void(Team&)>& work) {
   sense_.store(false, std::memory_order_relaxed);
   failed_.store(false, std::memory_order_relaxed);
   finished_.store(0, std::memory_order_relaxed);
-  if (!others_.empty()) {
+  if (working_ > 1) {
     {
       std::lock_guard<std::mutex> lock(sleeping_);
       generation_.fetch_add(1, std::memory_order_release);
@@ -56,10 +65,8 @@ void Crew::run(const std::function<void(Team&)>& work) {
   }
   work_once(0);
   // The others look at `work` until they are done, whatever happened here.
-  for (int spins = 0; finished_.load(std::memory_order_acquire) < others_.size(); spins++) {
-    if (spins < SPINS_IN_BARRIER) pause();
-    else std::this_thread::yield();
-  }
+  give_way(0, [&] { return finished_.load(std::memory_order_acquire) >= working_ - 1; });
+  if (working_ > 1) judge(began);
   if (failure_) std::rethrow_exception(failure_);
 }
 
@@ -92,19 +99,40 @@ void Crew::work_once(std::size_t index) {
   }
 }
 
-void Crew::barrier(bool& sense) {
+template <class Done>
+void Crew::give_way(std::size_t index, const Done& done) {
+  for (int spins = 0; spins < SPINS_IN_BARRIER; spins++) {
+    if (done()) return;
+    pause();
+  }
+  const Clock::time_point began = Clock::now();
+  while (!done()) std::this_thread::yield();
+  if (index == 0) waited_ += Clock::now() - began;
+}
+
+void Crew::barrier(std::size_t index, bool& sense) {
   sense = !sense;
-  if (waiting_.fetch_add(1, std::memory_order_acq_rel) == others_.size()) {
+  if (waiting_.fetch_add(1, std::memory_order_acq_rel) == working_ - 1) {
     waiting_.store(0, std::memory_order_relaxed);
     sense_.store(sense, std::memory_order_release);
     return;
   }
-  for (int spins = 0; sense_.load(std::memory_order_acquire) != sense; spins++) {
-    // A thread that failed never comes.
-    if (failed_.load(std::memory_order_acquire)) throw Abandoned{};
-    if (spins < SPINS_IN_BARRIER) pause();
-    else std::this_thread::yield();
+  // A thread that failed never comes.
+  give_way(index, [&] {
+    return sense_.load(std::memory_order_acquire) == sense ||
+           failed_.load(std::memory_order_acquire);
+  });
+  if (sense_.load(std::memory_order_acquire) != sense) throw Abandoned{};
+}
+
+void Crew::judge(Clock::time_point began) {
+  const Clock::time_point now = Clock::now();
+  if (waited_ < LONG_WAIT || 2 * waited_ < now - began) {
+    alone_for_ = Clock::duration::zero();
+    return;
   }
+  alone_for_ = std::clamp<Clock::duration>(2 * alone_for_, FIRST_ALONE, LONGEST_ALONE);
+  alone_until_ = now + alone_for_;
 }
 
 ThreadPool::ThreadPool(std::size_t threads)

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <exception>
@@ -18,7 +19,9 @@ namespace peagle {
 class Team;
 
 // The threads beside the caller and what all of them share. They spin for a moment after a pass,
-// since the next one often follows at once, and then sleep: a server shares these cores.
+// since the next one often follows at once, and then sleep: a server shares these cores. Where
+// another program has the core of one of them, every phase of a pass would wait for its turn, so
+// the caller then works alone for a while.
 class Crew {
  public:
   explicit Crew(std::size_t others);
@@ -37,9 +40,15 @@ class Crew {
     std::atomic<std::size_t> value{0};
   };
 
+  using Clock = std::chrono::steady_clock;
+
   void work_forever(std::size_t index);
   void work_once(std::size_t index);
-  void barrier(bool& sense);
+  void barrier(std::size_t index, bool& sense);
+  // Lets others go on, and counts the caller's time doing so.
+  template <class Done>
+  void give_way(std::size_t index, const Done& done);
+  void judge(Clock::time_point began);
 
   std::vector<std::thread> others_;
   std::mutex one_at_a_time_, sleeping_, failing_;
@@ -53,6 +62,9 @@ class Crew {
   alignas(64) std::atomic<bool> sense_{false};
   std::atomic<bool> failed_{false};
   Counter next_[3];
+  std::size_t working_ = 1;               // threads of this pass
+  Clock::duration waited_{0}, alone_for_{0};
+  Clock::time_point alone_until_{};
 };
 
 class ThreadPool {
@@ -99,7 +111,7 @@ class Team {
     // Everyone has left the counter used two phases from now: reset it before meeting.
     if (index == 0) crew_.next_[(phase_ + 2) % 3].value.store(0, std::memory_order_relaxed);
     phase_++;
-    crew_.barrier(sense_);
+    crew_.barrier(index, sense_);
   }
 
   Crew& crew_;
