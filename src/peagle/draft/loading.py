@@ -129,7 +129,9 @@ def _compute(
     """Choose what computes a network: the native step if it runs the target and can run this."""
     embedding = target.embedding
     if isinstance(target, NativeTarget) and not obstacle(config.decoder, target.dtype, "none"):
-        return NativeCompute(config, tensors, embedding=embedding)
+        return NativeCompute(
+            config, tensors, embedding=embedding, quantised=target.quantization != "none"
+        )
     return TorchCompute(
         config, tensors, embedding=embedding, dtype=target.dtype, device=target.device
     )

@@ -43,9 +43,11 @@ def table(embedding):
     return embedding.to(torch.bfloat16)
 
 
-def compute_of(config, table, instructions="", seed=3):
+def compute_of(config, table, instructions="", seed=3, quantised=False):
     tensors = rounded(random_tensors(config, seed))
-    compute = NativeCompute(config, tensors, embedding=table, threads=1, instructions=instructions)
+    compute = NativeCompute(
+        config, tensors, embedding=table, quantised=quantised, threads=1, instructions=instructions
+    )
     return compute, tensors
 
 
@@ -110,6 +112,17 @@ def test_every_instruction_set_equals_the_straight_computation(table, slots, ins
     assert_near(all_logits(drafter, tokens, features, 6), straight.logits(tokens, features, 6))
 
 
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+def test_a_quantised_network_is_near_the_straight_computation(table, slots, instructions):
+    drafter, straight = peagle(peagle_config(), table, instructions=instructions, quantised=True)
+    tokens, features = slots(70)
+    found = all_logits(drafter, tokens, features, 6)
+    exact = straight.logits(tokens, features, 6)
+    with pytest.raises(AssertionError):
+        assert_near(found, exact, tolerance=2e-3)
+    assert_near(found, exact, tolerance=5e-2)
+
+
 def test_features_are_read_in_any_float_type(table, slots):
     drafter, _ = peagle(peagle_config(), table)
     tokens, features = slots(9)
@@ -118,9 +131,10 @@ def test_features_are_read_in_any_float_type(table, slots):
     assert torch.equal(found, all_logits(drafter, tokens, features.float(), 2))
 
 
-def test_rows_do_not_depend_on_others(table, slots):
+@pytest.mark.parametrize("quantised", [False, True])
+def test_rows_do_not_depend_on_others(table, slots, quantised):
     """Alone, in a batch, in any order, in pieces, deeper: the same bits."""
-    drafter, _ = peagle(peagle_config(), table)
+    drafter, _ = peagle(peagle_config(), table, quantised=quantised)
     texts = [slots(count, seed) for seed, count in enumerate((3, 70, 1, 190, 64, 17))]
 
     def drafted(order, piece=None, depth=K):

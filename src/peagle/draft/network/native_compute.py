@@ -1,7 +1,7 @@
 """A drafter network computed by the native step: one call for all layers and the head."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from peagle.draft.network.tensors import (
 from peagle.model.decoder import rms_norm
 from peagle.model.kv_cache import KVCache
 from peagle.model.native_target import NativeRows, flat_rows, packed_weight, turns_by_position
+from peagle.model.quantizing import quantize_int8
 from peagle.model.rows import SequenceRows
 from peagle.native.arrays import bfloat16, float32, int32
 
@@ -33,13 +34,15 @@ _NO_FEATURES: Final = np.empty((0, 0), np.float32)
 class NativeCompute:
     """The arithmetic of a drafter network in the native step (`NetworkCompute`).
 
-    Products are computed in bfloat16, all else in float32.
+    Products are computed in bfloat16, or in int8 but for the fusion, whose features hold single
+    values too large for it; all else in float32.
 
     Args:
         config: The network's shape, whose widths must be those that a native target may have
             (`native_target.obstacle`).
         tensors: Its weights by name, checked (`tensors.check_tensors`).
         embedding: The target's `[vocab, hidden]`, shared unless the network has its own.
+        quantised: Whether products are computed in int8.
         threads: Threads of a pass; torch's number if None.
         instructions: One of `native.instruction_sets()`; the best of this processor if empty.
 
@@ -54,9 +57,11 @@ class NativeCompute:
         tensors: Mapping[str, torch.Tensor],
         *,
         embedding: torch.Tensor,
+        quantised: bool = False,
         threads: int | None = None,
         instructions: str = "",
     ) -> None:
+        packed = _packed_int8 if quantised else packed_weight
         self.config = config
         self.device = _CPU
         decoder, library = config.decoder, native.library
@@ -66,11 +71,11 @@ class NativeCompute:
             weights = layer_weights(config, index, tensors.__getitem__)
             layers.append((
                 float32(weights.attention_norm),
-                packed_weight(weights.query_key_value),
-                packed_weight(weights.attention_out),
+                packed(weights.query_key_value),
+                packed(weights.attention_out),
                 float32(weights.mlp_norm),
-                packed_weight(weights.gate_up),
-                packed_weight(weights.down),
+                packed(weights.gate_up),
+                packed(weights.down),
             ))  # fmt: skip
         self._target_ids = int32(target_ids(tensors[DRAFT_TO_TARGET]).numpy())
         mask = config.mask_embedding(tensors)
@@ -85,7 +90,7 @@ class NativeCompute:
             embedding=bfloat16(tensors[EMBEDDING] if config.own_embedding else embedding),
             layers=layers,
             norm=self._norm.numpy(),
-            head=packed_weight(tensors["lm_head.weight"]),
+            head=packed(tensors["lm_head.weight"]),
             turns=turns_by_position(decoder),
             threads=pool,
             instructions=instructions,
@@ -166,3 +171,7 @@ class NativeCompute:
     def final_norm(self, residual: torch.Tensor) -> torch.Tensor:
         """Norm what leaves the last layer, `[rows, hidden]`."""
         return rms_norm(residual, self._norm, self.config.decoder.rms_norm_eps)
+
+
+def _packed_int8(weight: torch.Tensor) -> Any:
+    return packed_weight([quantize_int8(weight)])
