@@ -49,6 +49,27 @@ def test_pages_are_handed_out_when_needed_and_lowest_first() -> None:
         cache.take_pages(second, 193)
 
 
+def test_a_rewound_sequence_has_its_last_page_as_it_was() -> None:
+    cache = cache_of(3)
+    sequence = cache.open(129)
+    cache.take_pages(sequence, 70)
+    cache.pool[:, :, :2] = 5.0
+    sequence.length = 64
+    whole = cache.mark(sequence)
+    sequence.length = 70
+    inside = cache.mark(sequence)
+    cache.pool[:, :, :2] = 6.0
+    sequence.length = 129
+    cache.rewind(sequence, inside)
+    assert sequence.length == 70
+    assert cache.pool[:, :, 0].eq(6.0).all()
+    assert cache.pool[:, :, 1].eq(5.0).all()
+    cache.pool[:, :, :2] = 7.0
+    cache.rewind(sequence, whole)
+    assert sequence.length == 64
+    assert cache.pool[:, :, :2].eq(7.0).all()
+
+
 def test_a_budget_below_one_page_is_refused_with_one_that_would_do() -> None:
     with pytest.raises(OutOfMemoryBudgetError, match=r"65,535.*65,536") as caught:
         KVCache(GROUPED, budget=65_535, dtype=torch.float32, device=CPU)

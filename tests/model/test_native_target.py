@@ -25,7 +25,9 @@ from tests.model.readings import BUDGET, among_siblings, read_plainly, tokens_of
 SETS = native.instruction_sets()
 # A vocabulary that leaves a block of sixteen outputs unfilled.
 ODD = replace(GROUPED, vocab_size=317)
-CONFIGS = {**FAMILIES, "odd": ODD}
+# Heads wide enough for tiles to attend with, as those of the Mistral family here.
+WIDE = replace(GROUPED, head_dim=64)
+CONFIGS = {**FAMILIES, "odd": ODD, "wide": WIDE}
 FORMS: tuple[Quantization, ...] = ("none", "int8", "int4")
 
 
@@ -92,8 +94,10 @@ def test_logits_and_features_equal_those_of_the_reference_but_for_rounding(
     ):
         assert mine.shape == exact.shape
         error = (mine - exact).norm(dim=1) / exact.norm(dim=1)
-        # Rows are rounded to int8 alike in both; to bfloat16 by the step alone.
-        assert error.max() < (0.02 if quantization == "none" else 1e-4)
+        # Rows are rounded to int8 alike in both; to bfloat16 by the step alone, which does so in
+        # attention, too, where it runs on tiles.
+        rounds = quantization == "none" or (name == "amx" and config.head_dim % 32 == 0)
+        assert error.max() < (0.03 if rounds else 1e-4)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -119,6 +123,26 @@ def test_chunking_and_threads_change_no_bit(quantization: Quantization, name: st
             assert torch.equal(torch.cat(seen), plain), sizes
 
 
+@pytest.mark.parametrize("window", [None, 70, 150])
+def test_how_much_of_a_page_is_committed_changes_no_bit(window: int | None) -> None:
+    target = native_target(replace(WIDE, sliding_window=window))
+    cache = target.new_cache(BUDGET)
+    tokens = tokens_of(335, seed=11)
+    plain = read_plainly(target, cache, tokens)
+    for border in (64, 128, 256, 320):
+        for split in (*range(border - 3, border + 4), border - 40):
+            for more in (1, 30):
+                sequence = cache.open(border + 15)
+                done = 0
+                for end in (split, min(split + more, border + 10), border + 15):
+                    chunk = [SequenceRows(sequence, tokens[done:end])]
+                    output = target.forward(cache, chunk)
+                    output.commit([range(end - done)])
+                    assert torch.equal(output.logits[0], plain[done:end]), (split, end)
+                    done = end
+                cache.close(sequence)
+
+
 def test_more_rows_than_go_through_the_layers_together_change_no_bit() -> None:
     target = native_target()
     cache = target.new_cache(BUDGET)
@@ -139,7 +163,7 @@ def test_more_rows_than_go_through_the_layers_together_change_no_bit() -> None:
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("prefix", [1, 60, 63, 64, 127, 130])
-@pytest.mark.parametrize("config", [GROUPED, WINDOWED], ids=["grouped", "windowed"])
+@pytest.mark.parametrize("config", [GROUPED, WIDE, WINDOWED], ids=["grouped", "wide", "windowed"])
 def test_a_tree_row_equals_plain_decoding_for_every_layout_of_siblings(
     config: DecoderConfig, prefix: int, name: str
 ) -> None:

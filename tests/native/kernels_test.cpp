@@ -164,6 +164,115 @@ void check_row_kernels(const Kernels& kernels) {
   }
 }
 
+// One query row's attention over a span as tiles compute it: sums, then maximum and weight.
+struct SpanInput {
+  std::size_t head_dim, pages;
+  std::vector<float> queries;                        // [rows, head_dim]
+  std::vector<std::vector<std::uint16_t>> keys, values;
+  std::vector<std::int32_t> first_seen;
+};
+
+std::vector<float> attend(const Kernels& kernels, const SpanInput& input,
+                          const std::vector<std::size_t>& rows) {
+  const std::size_t size = input.head_dim + 2;
+  std::vector<float> out(rows.size() * size);
+  std::vector<const float*> queries;
+  std::vector<float*> sums, maxima, weights;
+  std::vector<std::int32_t> first_seen;
+  for (std::size_t i = 0; i < rows.size(); i++) {
+    queries.push_back(input.queries.data() + rows[i] * input.head_dim);
+    first_seen.push_back(input.first_seen[rows[i]]);
+    sums.push_back(out.data() + i * size);
+    maxima.push_back(sums.back() + input.head_dim);
+    weights.push_back(maxima.back() + 1);
+  }
+  const std::uint16_t *keys[SPAN], *values[SPAN];
+  for (std::size_t page = 0; page < input.pages; page++) {
+    keys[page] = input.keys[page].data();
+    values[page] = input.values[page].data();
+  }
+  kernels.attend_span({input.head_dim, rows.size(), queries.data(), input.pages, keys, values,
+                       first_seen.data(), sums.data(), maxima.data(), weights.data()});
+  return out;
+}
+
+void check_spans(const Kernels& kernels) {
+  constexpr std::size_t most = 35;
+  Chance chance;
+  for (const std::size_t head_dim : {32u, 64u, 96u, 256u})
+    for (std::size_t pages = 1; pages <= SPAN; pages++) {
+      SpanInput input{head_dim, pages, numbers(chance, most * head_dim, 0.5f), {}, {}, {}};
+      std::vector<float> keys, values;  // of all pages, as rows of head_dim
+      for (std::size_t page = 0; page < pages; page++) {
+        const std::vector<float> key = numbers(chance, PAGE * head_dim, 1.0f);
+        const std::vector<float> value = numbers(chance, PAGE * head_dim, 1.0f);
+        std::vector<float> turned(key.size());
+        for (std::size_t place = 0; place < PAGE; place++)
+          for (std::size_t d = 0; d < head_dim; d++)
+            turned[d * PAGE + place] = key[place * head_dim + d];
+        std::vector<std::uint16_t> paired(key.size());
+        kernels.pair_rows(turned.data(), head_dim, PAGE, paired.data());
+        input.keys.push_back(paired);
+        std::vector<float> in_place = value;
+        kernels.pair_rows(value.data(), PAGE, head_dim, paired.data());
+        kernels.pair_rows(in_place.data(), PAGE, head_dim,
+                          reinterpret_cast<std::uint16_t*>(in_place.data()));
+        expect(std::memcmp(in_place.data(), paired.data(), 2 * paired.size()) == 0,
+               "rows are paired in place");
+        input.values.push_back(paired);
+        keys.insert(keys.end(), key.begin(), key.end());
+        values.insert(values.end(), value.begin(), value.end());
+      }
+      for (std::size_t row = 0; row < most; row++)
+        input.first_seen.push_back(
+            row % 3 == 0 ? static_cast<std::int32_t>(chance.below(pages * PAGE)) : 0);
+      std::vector<float> alone;
+      for (std::size_t row = 0; row < most; row++) {
+        const auto result = attend(kernels, input, {row});
+        alone.insert(alone.end(), result.begin(), result.end());
+        std::vector<double> exact(head_dim);
+        double weight = 0;
+        for (auto place = static_cast<std::size_t>(input.first_seen[row]); place < pages * PAGE;
+             place++) {
+          double score = 0;
+          for (std::size_t d = 0; d < head_dim; d++)
+            score += static_cast<double>(input.queries[row * head_dim + d]) *
+                     keys[place * head_dim + d];
+          const double share = std::exp(score - result[head_dim]);
+          weight += share;
+          for (std::size_t d = 0; d < head_dim; d++)
+            exact[d] += share * values[place * head_dim + d];
+        }
+        expect(std::fabs(result[head_dim + 1] / weight - 1) < 0.02, "weights are near the exact");
+        for (std::size_t d = 0; d < head_dim; d++)
+          expect(std::fabs(result[d] / result[head_dim + 1] - exact[d] / weight) < 0.02,
+                 "a span's result is near the exact one");
+      }
+      const std::size_t size = head_dim + 2;
+      for (const std::size_t count : {2u, 15u, 16u, 17u, 35u}) {
+        std::vector<std::size_t> rows;
+        for (std::size_t i = 0; i < count; i++) rows.push_back((i * 11 + count) % most);
+        const auto batch = attend(kernels, input, rows);
+        for (std::size_t i = 0; i < count; i++)
+          expect(std::memcmp(batch.data() + i * size, alone.data() + rows[i] * size,
+                             size * sizeof(float)) == 0,
+                 "a row has the same bits among others, in any order");
+      }
+      // Pages that only other rows see.
+      if (pages == 1) continue;
+      const auto hidden = static_cast<std::int32_t>(PAGE + 3);
+      input.first_seen.assign(most, hidden);
+      const auto all = attend(kernels, input, {0, 1, 2});
+      input.keys.erase(input.keys.begin());
+      input.values.erase(input.values.begin());
+      input.pages--;
+      input.first_seen.assign(most, hidden - static_cast<std::int32_t>(PAGE));
+      const auto without = attend(kernels, input, {0, 1, 2});
+      expect(std::memcmp(all.data(), without.data(), all.size() * sizeof(float)) == 0,
+             "a page out of the window changes no bit");
+    }
+}
+
 void check_threads() {
   for (const std::size_t size : {1u, 2u, 4u}) {
     ThreadPool threads(size);
@@ -223,7 +332,7 @@ void check_that_late_threads_are_left_out() {
 class Model {
  public:
   static constexpr std::size_t VOCAB = 83, HIDDEN = 96, INNER_WIDTH = 160, LAYERS = 2, HEADS = 4,
-                               KV_HEADS = 2, HEAD_DIM = 32, CONTEXT = 300, PAGES = 12;
+                               KV_HEADS = 2, HEAD_DIM = 32, CONTEXT = 360, PAGES = 24;
 
   Model(Format format, const Kernels& kernels, std::size_t threads, std::size_t window)
       : pool_(LAYERS * 2 * PAGES * KV_HEADS * PAGE * HEAD_DIM) {
@@ -332,13 +441,14 @@ bool same(const float* one, const std::vector<float>& all, std::size_t row) {
 }
 
 // Plain decoding, chunks, and a path among siblings beside another sequence give the same bits.
-void check_decoder(const Kernels& kernels, Format format, std::size_t window) {
-  constexpr std::size_t count = 136, prefix = 124;
+// The path begins four places before the end of a page.
+void check_decoder(const Kernels& kernels, Format format, std::size_t window, std::size_t pages) {
+  const std::size_t prefix = pages * PAGE - 4, count = prefix + 12;
   Chance chance;
   std::vector<std::int32_t> tokens(count);
   for (std::int32_t& token : tokens) token = static_cast<std::int32_t>(chance.below(Model::VOCAB));
   Model model(format, kernels, 1, window), shared(format, kernels, 3, window);
-  Model::Sequence plain{{7, 2, 4}, 0}, other{{1, 9, 3}, 0};
+  Model::Sequence plain{{7, 2, 4, 12, 13, 14}, 0}, other{{1, 9, 3, 15, 16, 17}, 0};
   std::vector<float> expected;
   for (std::size_t i = 0; i < count; i++) {
     const auto logits = model.run({chain(plain, tokens, i, i + 1)});
@@ -349,7 +459,7 @@ void check_decoder(const Kernels& kernels, Format format, std::size_t window) {
     other.length = 0;
     Model::Sequence beside{{0, 5, 6}, 0};
     std::size_t done = 0;
-    for (const std::size_t size : {1u, 63u, 3u, 57u}) {
+    for (const std::size_t size : {std::size_t{1}, std::size_t{63}, std::size_t{3}, prefix - 67}) {
       const auto logits = one->run({chain(beside, tokens, 0, size % 8),
                                     chain(other, tokens, done, done + size)});
       for (std::size_t row = 0; row < size; row++)
@@ -412,8 +522,10 @@ int main(int arguments, char** names) {
     if (arguments > 1 && std::strcmp(names[1], kernels.name) != 0) continue;
     check_products(kernels);
     check_row_kernels(kernels);
+    if (kernels.attend_span != nullptr) check_spans(kernels);
     for (const Format format : {Format::int8, Format::int4, Format::bfloat16})
-      for (const std::size_t window : {0u, 70u}) check_decoder(kernels, format, window);
+      for (const std::size_t window : {0u, 70u}) check_decoder(kernels, format, window, 2);
+    for (const std::size_t window : {0u, 300u}) check_decoder(kernels, Format::int8, window, 5);
     std::printf("%s: sound\n", kernels.name);
   }
   std::printf("%d checks\n", checks);

@@ -32,6 +32,7 @@ class PlainDecoder:
         for token in prompt_ids[:-1]:
             rows = [SequenceRows(self._sequence, [token], logits="none")]
             target.forward(self._cache, rows).commit([[0]])
+        self._behind_prompt = self._cache.mark(self._sequence)
 
     def write(self, params: SamplingParams, *, seed: int = 0, choice: int = 0) -> list[int]:
         """Write an answer.
@@ -60,7 +61,7 @@ class PlainDecoder:
             context_room=llm.context_length - len(prompt_ids),
             detokenizer=Detokenizer(llm.tokenizer),
         )
-        self._sequence.length = len(prompt_ids) - 1
+        self._cache.rewind(self._sequence, self._behind_prompt)
         token = prompt_ids[-1]
         output: list[int] = []
         while True:

@@ -58,8 +58,9 @@ def check_rows(
             target.forward(cache, [SequenceRows(one, context[: prefix - 1], logits="none")]).commit(
                 [range(prefix - 1)]
             )
+        start = cache.mark(sequence)
         expected = _plainly(target, cache, sequence, [context[-1], *path])
-        sequence.length = prefix - 1
+        cache.rewind(sequence, start)
         for place in places:
             count = max(place + 1, len(path) + 1)
             tokens, parents, spots = _scattered([context[-1], *path], count, place, chance)

@@ -29,8 +29,26 @@ class SequenceCache:
     length: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a sequence to come back to.
+
+    Attributes:
+        length: Committed positions.
+        begun: What the page that they end in holds, `[layers, 2, kv_heads, 64, head_dim]`; None if
+            they end with a page.
+    """
+
+    length: int
+    begun: torch.Tensor | None
+
+
 class KVCache:
     """A pool of pages `[layers, 2, pages, kv_heads, 64, head_dim]`, keys first, then values.
+
+    What lies in a page is the backend's matter. The native step stores keys transposed, and may
+    turn a page that is full to bfloat16, in which it takes the first half of its room
+    (`docs/native-step.md`): nobody else reads its pool.
 
     Args:
         config: The model whose keys and values are kept.
@@ -107,6 +125,22 @@ class KVCache:
             raise ValueError(f"{count} pages needed, {sequence.reserved} reserved")
         while len(sequence.pages) < count:
             sequence.pages.append(heapq.heappop(self._free))
+
+    def mark(self, sequence: SequenceCache) -> Mark:
+        """Note where a sequence stands, to commit other tokens from there on later."""
+        page, place = divmod(sequence.length, PAGE_POSITIONS)
+        begun = self.pool[:, :, sequence.pages[page]].clone() if place else None
+        return Mark(sequence.length, begun)
+
+    def rewind(self, sequence: SequenceCache, mark: Mark) -> None:
+        """Forget the positions behind a mark.
+
+        The page that the mark lies in gets back what it held: it may have been turned to another
+        form when it was filled.
+        """
+        if mark.begun is not None:
+            self.pool[:, :, sequence.pages[mark.length // PAGE_POSITIONS]] = mark.begun
+        sequence.length = mark.length
 
     def close(self, sequence: SequenceCache) -> None:
         """Give a sequence's pages back."""

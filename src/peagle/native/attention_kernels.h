@@ -12,7 +12,6 @@
 namespace {
 
 constexpr std::size_t QUERY_TILE = 6;
-constexpr float MASKED = -1e30f;
 
 // scores[q * 64 + 16 v + lane] of VECTORS vectors of keys.
 template <std::size_t QUERIES, std::size_t VECTORS>
@@ -65,7 +64,7 @@ template <std::size_t QUERIES>
 void attend_tile(const peagle::PageJob& job, std::size_t first) {
   const std::size_t head_dim = job.head_dim;
   alignas(64) float scores[QUERIES * peagle::PAGE];
-  for (float& one : scores) one = MASKED;
+  for (float& one : scores) one = peagle::MASKED;
   const float* const* queries = job.queries + first;
   if (job.committed > 0)
     score<QUERIES>(queries, job.keys, peagle::PAGE, head_dim,
@@ -87,13 +86,13 @@ void attend_tile(const peagle::PageJob& job, std::size_t first) {
   for (std::size_t q = 0; q < QUERIES; q++) {
     float* score = scores + q * peagle::PAGE;
     const std::int32_t begin = job.first_seen[first + q], end = job.last_seen[first + q];
-    Floats part[peagle::PAGE / LANES], most = all(MASKED);
+    Floats part[peagle::PAGE / LANES], most = all(peagle::MASKED);
     Ints seen[peagle::PAGE / LANES];
     for (std::size_t v = 0; v < peagle::PAGE / LANES; v++) {
       const Ints place = Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} +
                          static_cast<std::int32_t>(v * LANES);
       seen[v] = (place >= begin) & (place < end);
-      part[v] = seen[v] ? load(score + v * LANES) : all(MASKED);
+      part[v] = seen[v] ? load(score + v * LANES) : all(peagle::MASKED);
       most = larger(most, part[v]);
     }
     const float top = largest(most);
@@ -140,7 +139,7 @@ void attend_page(const peagle::PageJob& job) {
 void merge(const float* sums, const float* maxima, const float* weights, std::size_t first,
            std::size_t last, std::size_t sums_stride, std::size_t stride, std::size_t head_dim,
            float* out) {
-  float top = MASKED;
+  float top = peagle::MASKED;
   for (std::size_t page = first; page < last; page++)
     top = maxima[page * stride] > top ? maxima[page * stride] : top;
   for (std::size_t d = 0; d < head_dim; d += LANES) store(out + d, Floats{});

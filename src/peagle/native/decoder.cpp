@@ -39,7 +39,7 @@ void widen(const std::uint16_t* from, std::size_t size, float* to) {
 // Of each row; a drafter's first layer needs an embedding and what it makes of it side by side.
 std::size_t Decoder::scratch_floats() const {
   const std::size_t entering = weights_.hidden_norm == nullptr ? shape.hidden : 3 * shape.hidden;
-  return std::max({entering, shape.intermediate, shape.head_dim});
+  return std::max({entering, shape.intermediate, shape.heads * shape.head_dim});
 }
 
 // The rows [first, last) of a step on their way through the layers.
@@ -76,12 +76,10 @@ class Decoder::Chunk {
       clock.lap(seconds.products);
       rows(team, [&](std::size_t row) { turn_and_note(row, index); });
       clock.lap(seconds.rest);
-      float* attended = decoder_.attended_.data();
       decoder_.plan_.attend(team, kernels_, step_, index, pool_, pool_pages_,
-                            decoder_.queries_.data(), attended);
+                            decoder_.queries_.data());
       clock.lap(seconds.attention);
-      prepare(team, *layer.attention_out, [&](std::size_t row) { return attended + row * width(); },
-              width());
+      prepare(team, *layer.attention_out, [&](std::size_t row) { return attended(row); }, width());
       clock.lap(seconds.rest);
       product(team, *layer.attention_out, count_, residual(0), shape_.hidden, true);
       clock.lap(seconds.products);
@@ -190,6 +188,12 @@ class Decoder::Chunk {
     return to;
   }
 
+  const float* attended(std::size_t row) {
+    float* to = scratch_of(row);
+    decoder_.plan_.merge(kernels_, row, to);
+    return to;
+  }
+
   const float* activate(std::size_t row) {
     const float* gate = decoder_.gate_up_.data() + row * 2 * shape_.intermediate;
     float* to = scratch_of(row);
@@ -251,14 +255,13 @@ void Decoder::run(Step& step, const float* pool, std::size_t pool_pages,
   residual_.grow(most * shape.hidden);
   fused_.grow(most * (width + 2 * shape.kv_heads * shape.head_dim));
   queries_.grow(most * width);
-  attended_.grow(most * width);
   gate_up_.grow(most * 2 * shape.intermediate);
   row_scratch_.grow(most * scratch_floats());
   const std::size_t entering = weights_.hidden_norm == nullptr ? shape.hidden : 2 * shape.hidden;
   input_.grow(most, std::max({entering, shape.intermediate, width}));
   for (std::size_t first = 0; first < rows; first += CHUNK) {
     const std::size_t last = std::min(first + CHUNK, rows);
-    plan_.make(shape, step, first, last);
+    plan_.make(shape, kernels, step, first, last);
     Chunk chunk(*this, step, first, last, pool, pool_pages);
     Seconds spent;
     threads_->run([&](Team& team) {
@@ -278,8 +281,16 @@ void Decoder::commit(const Step& step, float* pool, std::size_t pool_pages, std:
                      const std::int32_t* places) {
   const std::size_t head_dim = shape.head_dim, kv_heads = shape.kv_heads;
   const std::size_t layer_floats = pool_pages * kv_heads * shape.page_floats();
-  std::vector<std::size_t> columns(count);
-  for (std::size_t i = 0; i < count; i++) columns[i] = step.columns[static_cast<std::size_t>(rows[i])];
+  std::vector<std::size_t> columns(count), filled;
+  for (std::size_t i = 0; i < count; i++) {
+    columns[i] = step.columns[static_cast<std::size_t>(rows[i])];
+    if (places[i] + 1 == static_cast<std::int32_t>(PAGE)) filled.push_back(i);
+  }
+  if (!attends_with_tiles(kernels, head_dim)) filled.clear();
+  // Rows from now on stand behind such a page, and read it in pairs.
+  const auto pair = [&](float* from, std::size_t height, std::size_t across) {
+    kernels.pair_rows(from, height, across, reinterpret_cast<std::uint16_t*>(from));
+  };
   const auto copy = [&](std::size_t first, std::size_t last) {
     for (std::size_t at = first; at < last; at++) {
       const std::size_t layer = at / kv_heads, head = at % kv_heads;
@@ -297,11 +308,16 @@ void Decoder::commit(const Step& step, float* pool, std::size_t pool_pages, std:
       for (std::size_t i = 0; i < count; i++)
         std::memcpy(page_of(i) + layer_floats + static_cast<std::size_t>(places[i]) * head_dim,
                     values + columns[i] * head_dim, head_dim * sizeof(float));
+      for (const std::size_t i : filled) {
+        float* page = page_of(i);
+        pair(page, head_dim, PAGE);
+        pair(page + layer_floats, PAGE, head_dim);
+      }
     }
   };
   const std::size_t heads = shape.layers * kv_heads;
   // Waking threads takes longer than copying a few rows.
-  if (count * heads * head_dim < LEAST_SHARED_FLOATS) return copy(0, heads);
+  if ((count + filled.size() * PAGE) * heads * head_dim < LEAST_SHARED_FLOATS) return copy(0, heads);
   threads_->run([&](Team& team) { team.share(heads, 1, copy); });
 }
 

@@ -58,11 +58,13 @@ class Decoder {
           std::shared_ptr<ThreadPool> threads);
 
   // Computes the rows of a step. The pool is [layers, 2, pages, kv_heads, 64 * head_dim], keys
-  // transposed within a page.
+  // transposed within a page: [head_dim, 64], values [64, head_dim], in float32. Where the set
+  // attends with tiles, a page whose 64 positions are committed lies as `pair_rows` leaves it, in
+  // bfloat16, and takes the first half of its room.
   void run(Step& step, const float* pool, std::size_t pool_pages,
            const std::vector<std::size_t>& taps, PassArrays arrays);
 
-  // Writes the keys and values of rows into places of the pool.
+  // Writes the keys and values of rows into places of the pool, in order of position.
   void commit(const Step& step, float* pool, std::size_t pool_pages, std::size_t count,
               const std::int32_t* rows, const std::int32_t* pages, const std::int32_t* places);
 
@@ -78,7 +80,7 @@ class Decoder {
   DecoderWeights weights_;
   std::shared_ptr<ThreadPool> threads_;
   // Scratch of one chunk of rows.
-  Buffer<float> residual_, fused_, queries_, attended_, gate_up_, row_scratch_;
+  Buffer<float> residual_, fused_, queries_, gate_up_, row_scratch_;
   RowInput input_;
   AttentionPlan plan_;
 };

@@ -27,5 +27,5 @@ void product(const peagle::Weight& weight, const peagle::Rows& rows, std::size_t
   extern const Kernels variable;                                                        \
   const Kernels variable = {set_name,          product,    norm,   quantise,    \
                             round_to_bfloat16, silu_times, rotate, attend_page, \
-                            merge};                                                     \
+                            nullptr,           nullptr,    merge};                      \
   }
