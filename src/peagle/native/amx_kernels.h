@@ -45,6 +45,20 @@ PEAGLE_INLINE void configure(std::initializer_list<int> cut, std::size_t rows) {
   else                                            \
     _tile_dpbf16ps(sum, rows, weights)
 
+PEAGLE_INLINE void zero_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+PEAGLE_INLINE void store_sums(std::int32_t (*sums)[256]) {
+  _tile_stored(0, sums[0], TILE_BYTES);
+  _tile_stored(1, sums[1], TILE_BYTES);
+  _tile_stored(2, sums[2], TILE_BYTES);
+  _tile_stored(3, sums[3], TILE_BYTES);
+}
+
 // Sums of up to sixteen rows and two blocks, each block's [rows, 16]. One call leaves the tiles of
 // the call before alone, so that it can begin before those are stored; both together are as many
 // chains as the multiplier needs to be kept busy.
@@ -100,10 +114,7 @@ template <bool INTEGERS>
 PEAGLE_INLINE void sum_two_by_two(const std::uint8_t* weights, std::size_t block_bytes,
                                   const std::uint8_t* rows, std::size_t stride,
                                   std::int32_t (*sums)[256]) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  zero_sums();
   for (std::size_t at = 0; at < stride; at += TILE_BYTES) {
     _tile_loadd(4, rows + at, stride);
     _tile_loadd(6, weights + at * LANES, TILE_BYTES);
@@ -114,10 +125,7 @@ PEAGLE_INLINE void sum_two_by_two(const std::uint8_t* weights, std::size_t block
     PEAGLE_MULTIPLY_TILES(2, 5, 6);
     PEAGLE_MULTIPLY_TILES(3, 5, 7);
   }
-  _tile_stored(0, sums[0], TILE_BYTES);
-  _tile_stored(1, sums[1], TILE_BYTES);
-  _tile_stored(2, sums[2], TILE_BYTES);
-  _tile_stored(3, sums[3], TILE_BYTES);
+  store_sums(sums);
 }
 
 // Where the sums of a block go.
