@@ -55,10 +55,19 @@ def test_what_a_network_adds_is_learnt_for_each_range_of_matches() -> None:
         USUAL_GAIN[0], USUAL_GAIN[0], USUAL_GAIN[1], USUAL_GAIN[2], USUAL_GAIN[3]
     ])  # fmt: skip
     for _ in range(50):
-        expectation.compare(3, chain(0.5), chain(0.5))
+        expectation.compare(3, chain(0.5), chain(0.5), price=0.2)
     gained = expectation.network.corrected(0.5) - 0.5
     assert expectation.network_gain(2) == pytest.approx(gained, abs=0.02)
     assert expectation.network_gain(0) == pytest.approx(USUAL_GAIN[0])
+
+
+def test_what_a_network_adds_is_less_the_price_of_its_rows() -> None:
+    """Its tree has a row more; the text's best tree is the one without its last node."""
+    expectation = Expectation()
+    for _ in range(50):
+        expectation.compare(0, chain(0.6, 0.6, 0.6), chain(0.5, 0.5, 0.1), price=0.3)
+    added = 3 * (expectation.network.corrected(0.6) - 0.3)
+    assert expectation.network_gain(0) == pytest.approx(added - 2 * (0.5 - 0.3), abs=0.03)
 
 
 def test_trees_are_compared_at_first_and_then_now_and_then() -> None:
@@ -79,6 +88,6 @@ def test_a_verified_tree_teaches_the_calibration_that_it_was_made_with() -> None
     assert expectation.network.odds < NETWORK_ODDS
     assert expectation.text.odds == text_odds
     # The tree that it was compared with would have been right twice.
-    expectation.compare(0, chain(0.5, 0.4), chain(0.5, 0.4))
+    expectation.compare(0, chain(0.5, 0.4), chain(0.5, 0.4), price=0.0)
     expectation.observe(chain(0.5), [0], [1, 2, 7])
     assert expectation.text.odds > text_odds

@@ -11,7 +11,8 @@ from peagle.draft.network.state import DrafterState
 from peagle.draft.proposer import Proposer
 from peagle.draft.tree import CandidateTree
 from peagle.engine.allocation import allocate
-from peagle.engine.costs import CostCurve, StepCosts
+from peagle.engine.costs import StepCosts
+from peagle.engine.observed_costs import ObservedCosts
 from peagle.engine.sequence import Sequence
 from peagle.engine.step_seconds import StepSeconds
 
@@ -70,7 +71,7 @@ class TreeArranger:
         prompts: SequenceOf[tuple[int, int]],
         *,
         drafter: Drafter | None,
-        costs: StepCosts | None,
+        costs: StepCosts | ObservedCosts | None,
     ) -> None:
         """Give each answer its candidate tree.
 
@@ -102,11 +103,11 @@ class TreeArranger:
             if costs is not None and costs.network is not None and able:
                 bare = costs.step(_rows(writing, prompts), 0)[0]
                 rate = self._rate or len(writing) / bare
-                chosen, network_s = self._worth_running(drafter, asked, able, costs.network, rate)
+                chosen, network_s = self._worth_running(drafter, asked, able, costs, rate)
                 asked += chosen
             else:
                 asked += able
-            _run_network(drafter, asked)
+            _run_network(drafter, asked, costs)
         drafted = time.perf_counter()
         for one in pinned:
             one.sequence.tree = one.proposer.propose(
@@ -124,7 +125,7 @@ class TreeArranger:
         writing: SequenceOf[Sequence],
         prompts: SequenceOf[tuple[int, int]],
         adaptive: SequenceOf[_Draft],
-        costs: StepCosts,
+        costs: StepCosts | ObservedCosts,
         network_s: float,
     ) -> None:
         """Grow the adaptive trees together."""
@@ -156,7 +157,7 @@ class TreeArranger:
                 expectation.network_depth = max(sequence.tree.depths, default=0)
                 if expectation.comparison_due(one.match):
                     text = one.proposer.propose(depth_limit=sequence.depth_limit, node_limit=count)
-                    expectation.compare(one.match, sequence.tree, text)
+                    expectation.compare(one.match, sequence.tree, text, price=self._rate * row_s)
 
     def _worth_asking(self, one: _Draft) -> bool:
         """Whether to ask the text sources; where nothing paid before, only now and then."""
@@ -173,7 +174,7 @@ class TreeArranger:
         drafter: Drafter,
         asked: SequenceOf[_Draft],
         able: SequenceOf[_Draft],
-        curve: CostCurve,
+        costs: StepCosts | ObservedCosts,
         rate: float,
     ) -> tuple[list[_Draft], float]:
         """Choose the answers that the network drafts for: those whose gain is worth its time.
@@ -182,7 +183,7 @@ class TreeArranger:
             drafter: The network.
             asked: Answers that it drafts for in any case.
             able: Answers to choose from.
-            curve: What its passes cost.
+            costs: What its passes cost, among others.
             rate: Expected tokens of a second, at which time is worth what it could write.
 
         Returns:
@@ -201,25 +202,34 @@ class TreeArranger:
                 offers.append((trial * one.sequence.expectation.network_gain(one.match), one))
         # The most promising first; of equals the one that came first.
         offers.sort(key=lambda offer: -offer[0])
-        base = _network_seconds(drafter, asked, curve)
+        base = _network_seconds(drafter, asked, costs)
         best: list[_Draft] = []
         best_worth, best_s = 0.0, base
         count = len(offers)
         while count:
             some = [one for _, one in offers[:count]]
-            network_s = _network_seconds(drafter, [*asked, *some], curve)
+            network_s = _network_seconds(drafter, [*asked, *some], costs)
             worth = sum(gain for gain, _ in offers[:count]) - rate * (network_s - base)
             if worth > best_worth:
                 best, best_worth, best_s = some, worth, network_s
             count //= 2
         for one in best:
             # What one more level of an EAGLE-3 network has to bring.
-            level = curve.at(sum(min(two.limits.roots, two.limits.nodes) for two in best))
+            widths = [min(two.limits.roots, two.limits.nodes) for two in best]
+            level = _pass_seconds(costs, sum(widths))
             one.limits = replace(one.limits, price=rate * level / len(best))
         return best, best_s
 
 
-def _network_seconds(drafter: Drafter, drafts: SequenceOf[_Draft], curve: CostCurve) -> float:
+def _pass_seconds(costs: StepCosts | ObservedCosts, rows: int) -> float:
+    """Seconds of a pass of the network."""
+    assert costs.network is not None
+    return costs.network_factor * costs.network.at(rows)
+
+
+def _network_seconds(
+    drafter: Drafter, drafts: SequenceOf[_Draft], costs: StepCosts | ObservedCosts
+) -> float:
     """What drafting for some answers costs; slots that waited count over the coming steps."""
     if not drafts:
         return 0.0
@@ -229,15 +239,23 @@ def _network_seconds(drafter: Drafter, drafts: SequenceOf[_Draft], curve: CostCu
         new = min(slots, one.sequence.newest)
         waiting.append(new + (slots - new) // _BACKLOG_STEPS)
     rows = drafter.pass_rows(waiting, [one.limits for one in drafts])
-    return sum(curve.at(count) for count in rows)
+    return sum(_pass_seconds(costs, count) for count in rows)
 
 
-def _run_network(drafter: Drafter, asked: SequenceOf[_Draft]) -> None:
+def _run_network(
+    drafter: Drafter, asked: SequenceOf[_Draft], costs: StepCosts | ObservedCosts | None
+) -> None:
     """Ask the network about some answers, all in the same passes."""
     if not asked:
         return
     states = [_state(one) for one in asked]
-    predicted = drafter.draft(states, [one.limits for one in asked])
+    limits = [one.limits for one in asked]
+    rows = drafter.pass_rows([state.waiting for state in states], limits)
+    began = time.perf_counter()
+    predicted = drafter.draft(states, limits)
+    if isinstance(costs, ObservedCosts) and costs.network is not None:
+        expected = sum(costs.network.at(count) for count in rows)
+        costs.observe_network(expected, time.perf_counter() - began)
     for one, state, network in zip(asked, states, predicted, strict=True):
         one.network = network
         one.sequence.statistics.draft_passes = state.passes

@@ -104,6 +104,11 @@ class StepCosts(BaseModel):
     per_text_node: _Seconds = 0.0
     network: CostCurve | None = None
 
+    @property
+    def network_factor(self) -> float:
+        """What passes of the network take, as a multiple of `network`: what was measured."""
+        return 1.0
+
     def step(self, rows: Sequence[tuple[int, int]], nodes: int) -> list[float]:
         """Seconds of a step with 0, 1, … `nodes` draft tokens more.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from peagle.draft.network.drafter import Drafter
 from peagle.engine.arranging import TreeArranger
 from peagle.engine.costs import StepCosts
+from peagle.engine.observed_costs import ObservedCosts
 from peagle.engine.sequence import Sequence
 from peagle.engine.step_seconds import StepSeconds
 from peagle.engine.verification import Walk, verify
@@ -50,7 +51,8 @@ class Engine:
         max_concurrent: Most answers that run at once; others wait.
 
     Attributes:
-        costs: What steps cost, for adaptive trees; None pins the shape of every tree.
+        costs: What steps cost, for adaptive trees, corrected step by step where they are
+            `ObservedCosts`; None pins the shape of every tree.
         seconds: Where the time of all steps so far went.
     """
 
@@ -67,7 +69,7 @@ class Engine:
         self.max_concurrent = max_concurrent
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.costs: StepCosts | None = None
+        self.costs: StepCosts | ObservedCosts | None = None
         self.seconds = StepSeconds()
         self._arranger = TreeArranger(self.seconds)
 
@@ -99,6 +101,8 @@ class Engine:
         began = time.perf_counter()
         arranging = seconds.drafting
         rows = self._schedule()
+        contexts = [(part.cache.length, len(part.tokens)) for _, part in rows]
+        reading = any(sequence.prefilling for sequence, _ in rows)
         scheduled = time.perf_counter()
         output = self.target.forward(
             self.kv_cache,
@@ -121,7 +125,11 @@ class Engine:
         seconds.target += verified - scheduled - output.planning_s
         seconds.choosing += chosen - verified
         seconds.committing += committed - chosen
-        seconds.learning += time.perf_counter() - committed
+        ended = time.perf_counter()
+        seconds.learning += ended - committed
+        # A prompt's rows ask for few logits: they tell little of what a tree costs.
+        if isinstance(self.costs, ObservedCosts) and not reading:
+            self.costs.observe(contexts, ended - scheduled)
         return [one.sequence for one in decided]
 
     def _decide(

@@ -16,9 +16,9 @@ NETWORK_ODDS: Final = 1.7
 MATCHES: Final = (2, 4, 8)
 """Longest matches of the request's own text at which the next range begins."""
 
-USUAL_GAIN: Final = (0.4, 0.3, 0.05, 0.05)
+USUAL_GAIN: Final = (0.3, 0.2, 0.05, 0.05)
 """Tokens a step that a network adds in trees of 15 nodes, by range of the longest match
-(`scripts/calibration.py --network`)."""
+(`scripts/calibration.py --network`), less what the rows of its larger trees cost."""
 
 _INFORMATION: Final = 6.0
 """What the usual odds are worth, as the sum of p (1 - p) over nodes that were seen to come out."""
@@ -109,7 +109,7 @@ class Expectation:
         return self.network if self.with_network else self.text
 
     def network_gain(self, longest_match: int) -> float:
-        """Tokens that the network is expected to add to a step.
+        """Tokens that the network is expected to add to a step, less what more rows cost.
 
         Where the request's text repeats itself at length, there is little to add.
         """
@@ -122,16 +122,25 @@ class Expectation:
         self._runs[place] += 1
         return self._runs[place] <= _COMPARED_FIRST or self._runs[place] % _COMPARED_EVERY == 0
 
-    def compare(self, longest_match: int, tree: CandidateTree, text: CandidateTree) -> None:
-        """Learn what the network adds from the promises of two trees of as many nodes.
+    def compare(
+        self, longest_match: int, tree: CandidateTree, text: CandidateTree, *, price: float
+    ) -> None:
+        """Learn what the network adds from the promises of two trees, less what their rows cost.
 
         Args:
             longest_match: Of the request's own text.
             tree: The tree with the network.
-            text: The tree of the text sources alone.
+            text: The tree of the text sources alone, of at least as many nodes as would pay.
+            price: Tokens that the time of a row could write.
         """
         place = bisect_right(MATCHES, longest_match)
-        self._sums[place] += self.network.promise(tree) - self.text.promise(text)
+        added = self.network.promise(tree) - price * len(tree)
+        # The text's best tree may well be a smaller one.
+        surplus = most = 0.0
+        for probability in text.probabilities:
+            surplus += self.text.corrected(probability) - price
+            most = max(most, surplus)
+        self._sums[place] += added - most
         self._counts[place] += 1
         self._compared = text
 

@@ -20,6 +20,7 @@ from peagle.engine.choice import TokenChooser
 from peagle.engine.engine import DEFAULT_MAX_CONCURRENT, Engine
 from peagle.engine.kept_costs import file_state, kept_costs
 from peagle.engine.measuring import measure_step_costs, target_costs_hold
+from peagle.engine.observed_costs import ObservedCosts
 from peagle.engine.sequence import Sequence as EngineSequence
 from peagle.engine.stops import StopRule
 from peagle.errors import InvalidRequestError
@@ -336,7 +337,7 @@ class LLM:
         if spec.method == "none" or not spec.adaptive or engine.costs is not None:
             return
         model, drafter, corpus = self._measured_files
-        engine.costs = kept_costs(
+        measured = kept_costs(
             {
                 "model": file_state(model),
                 "drafter": file_state(drafter),
@@ -354,6 +355,7 @@ class LLM:
             ),
             lambda costs: target_costs_hold(self.target, costs),
         )
+        engine.costs = ObservedCosts(measured)
 
     def _add(self, sequences: Sequence[EngineSequence]) -> None:
         with self._lock:
