@@ -215,7 +215,7 @@ def main() -> None:
         del one["response_token_ids"][arguments.tokens :]
     rows, ms = CURVES[arguments.curve]
     curve = CostCurve(rows=rows, seconds=tuple(one / 1000 for one in ms))
-    costs = StepCosts(target=curve, per_text_node=30e-6)
+    costs = StepCosts(target=curve, per_text_node=2e-6)
     corpus, prior = Corpus.load(CORPUS), MixturePrior.load()
     categories = list(dict.fromkeys(one["category"] for one in answers))
     table = Table(
