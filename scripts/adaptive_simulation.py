@@ -24,7 +24,7 @@ from rich.table import Table
 
 from peagle.draft.corpus import Corpus
 from peagle.draft.mixture import MixturePrior
-from peagle.draft.proposer import Proposer
+from peagle.draft.proposer import new_proposer
 from peagle.engine.choice import TokenChooser
 from peagle.engine.costs import CostCurve, StepCosts
 from peagle.engine.engine import Engine
@@ -182,7 +182,7 @@ def run(
             stops=StopRule(limits, eos_ids=[], context_room=8000, detokenizer=Silence()),
             proposer=None
             if spec.method == "none"
-            else Proposer(prompt, spec=spec, corpus=corpus, prior=prior),
+            else new_proposer(prompt, spec=spec, corpus=corpus, prior=prior),
         )
         engine.add(sequence)
         sequences.append(sequence)
@@ -215,7 +215,7 @@ def main() -> None:
         del one["response_token_ids"][arguments.tokens :]
     rows, ms = CURVES[arguments.curve]
     curve = CostCurve(rows=rows, seconds=tuple(one / 1000 for one in ms))
-    costs = StepCosts(target=curve, per_text_node=30e-6)
+    costs = StepCosts(target=curve, per_text_node=2e-6)
     corpus, prior = Corpus.load(CORPUS), MixturePrior.load()
     categories = list(dict.fromkeys(one["category"] for one in answers))
     table = Table(

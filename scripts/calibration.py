@@ -26,7 +26,7 @@ from peagle import LLM
 from peagle.draft.corpus import Corpus
 from peagle.draft.mixture import MixturePrior
 from peagle.draft.network.drafter import DraftLimits
-from peagle.draft.proposer import Proposer
+from peagle.draft.proposer import new_proposer
 from peagle.draft.tree import CandidateTree
 from peagle.engine.expectation import MATCHES, Calibration
 from peagle.evaluate.recorded import Recorded, read_features
@@ -126,7 +126,7 @@ def main() -> None:
     steps = written = 0
     gains: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for answer in track(answers, console=Console(stderr=True)):
-        proposer = Proposer(answer.prompt, spec=spec, corpus=corpus, prior=prior)
+        proposer = new_proposer(answer.prompt, spec=spec, corpus=corpus, prior=prior)
         features = state = drafter = None
         observed = 0
         if llm is not None:

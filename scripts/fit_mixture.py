@@ -22,7 +22,7 @@ import torch
 from peagle.draft.corpus import ORDER, Corpus
 from peagle.draft.lookup import Lookup
 from peagle.draft.mixture import SHIPPED_PRIOR, MixturePrior, NetworkWeights
-from peagle.draft.proposer import Proposer
+from peagle.draft.proposer import new_proposer
 from peagle.draft.replay import replay
 from peagle.spec import ParallelDraftingSpec
 from peagle.train.conversations import Conversation, read_conversations
@@ -131,7 +131,9 @@ def acceptance(
     written: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     for each in conversations:
         answer = each.response
-        proposer = Proposer(each.prompt, spec=ParallelDraftingSpec(), corpus=corpus, prior=prior)
+        proposer = new_proposer(
+            each.prompt, spec=ParallelDraftingSpec(), corpus=corpus, prior=prior
+        )
         passes = replay(proposer, answer)
         for group in (each.category, "varied")[: 1 + is_varied(answer)]:
             written[group][0] += len(answer) - 1

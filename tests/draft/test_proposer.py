@@ -10,12 +10,23 @@ import pytest
 from peagle.draft.corpus import Corpus
 from peagle.draft.distributions import NetworkDistributions
 from peagle.draft.mixture import MixturePrior
+from peagle.draft.native_proposer import NativeProposer
 from peagle.draft.proposer import Proposer
+from peagle.draft.python_proposer import PythonProposer
 from peagle.draft.replay import replay
 from peagle.draft.tree import CandidateTree, Source
 from peagle.spec import MAX_DEPTH, ParallelDraftingSpec
 
 LOOP = [11, 12, 13, 14]
+
+Kind = type[PythonProposer] | type[NativeProposer]
+
+
+@pytest.fixture(params=[PythonProposer, NativeProposer], ids=["python", "native"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Either kind of proposer."""
+    kind: Kind = request.param
+    return kind
 
 
 def paths_of(tree: CandidateTree) -> list[tuple[int, ...]]:
@@ -46,13 +57,13 @@ def trees_of(
 
 @pytest.mark.parametrize("nodes", [1, 7, 15, 31])
 def test_network_alone_gives_the_most_probable_paths_of_its_marginals(
-    nodes: int, shipped_prior: MixturePrior
+    nodes: int, shipped_prior: MixturePrior, kind: Kind
 ) -> None:
     network = a_network()
     spec = ParallelDraftingSpec(
         max_tree_nodes=nodes, num_parallel_trees=nodes, lookup=False, corpus=False
     )
-    tree = Proposer([1, 2, 1, 2], spec=spec, corpus=None, prior=shipped_prior).propose(network)
+    tree = kind([1, 2, 1, 2], spec=spec, corpus=None, prior=shipped_prior).propose(network)
     expected: dict[tuple[int, ...], float] = {}
     levels = [network.children(depth, ()) for depth in range(1, 5)]
     for depth in range(1, 5):
@@ -67,7 +78,9 @@ def test_network_alone_gives_the_most_probable_paths_of_its_marginals(
     assert set(tree.sources) == {Source.NETWORK}
 
 
-def test_conditional_network_sees_the_path_of_the_branch(shipped_prior: MixturePrior) -> None:
+def test_conditional_network_sees_the_path_of_the_branch(
+    shipped_prior: MixturePrior, kind: Kind
+) -> None:
     class Counting:
         levels = 3
 
@@ -76,12 +89,14 @@ def test_conditional_network_sees_the_path_of_the_branch(shipped_prior: MixtureP
             return [sum(path) + depth, 50], [0.8, 0.1]
 
     spec = ParallelDraftingSpec(max_tree_nodes=3, lookup=False, corpus=False)
-    tree = Proposer([1], spec=spec, corpus=None, prior=shipped_prior).propose(Counting())
+    tree = kind([1], spec=spec, corpus=None, prior=shipped_prior).propose(Counting())
     assert paths_of(tree) == [(1,), (1, 3), (1, 3, 7)]
 
 
-def test_loop_is_drafted_as_deep_as_there_are_nodes(shipped_prior: MixturePrior) -> None:
-    proposer = Proposer(
+def test_loop_is_drafted_as_deep_as_there_are_nodes(
+    shipped_prior: MixturePrior, kind: Kind
+) -> None:
+    proposer = kind(
         LOOP * 20, spec=ParallelDraftingSpec(corpus=False), corpus=None, prior=shipped_prior
     )
     tree = proposer.propose()
@@ -91,18 +106,19 @@ def test_loop_is_drafted_as_deep_as_there_are_nodes(shipped_prior: MixturePrior)
 
 
 @pytest.mark.parametrize("limit", [1, 3, MAX_DEPTH, 500])
-def test_depth_limit_holds(limit: int, shipped_prior: MixturePrior) -> None:
+def test_depth_limit_holds(limit: int, shipped_prior: MixturePrior, kind: Kind) -> None:
     spec = ParallelDraftingSpec(max_tree_nodes=60)
-    tree = Proposer(LOOP * 20, spec=spec, corpus=None, prior=shipped_prior).propose(
-        depth_limit=limit
-    )
+    tree = kind(LOOP * 20, spec=spec, corpus=None, prior=shipped_prior).propose(depth_limit=limit)
     assert max(tree.depths) == min(limit, MAX_DEPTH)
 
 
 def test_granted_nodes_are_the_most_probable_ones(
-    shipped_corpus: Corpus, shipped_prior: MixturePrior, public_answers: list[dict[str, Any]]
+    shipped_corpus: Corpus,
+    shipped_prior: MixturePrior,
+    public_answers: list[dict[str, Any]],
+    kind: Kind,
 ) -> None:
-    proposer = Proposer(
+    proposer = kind(
         public_answers[0]["prompt_token_ids"],
         spec=ParallelDraftingSpec(),
         corpus=shipped_corpus,
@@ -115,18 +131,21 @@ def test_granted_nodes_are_the_most_probable_ones(
     assert proposer.propose(node_limit=99) == tree
 
 
-def test_nothing_known_proposes_nothing(shipped_prior: MixturePrior) -> None:
+def test_nothing_known_proposes_nothing(shipped_prior: MixturePrior, kind: Kind) -> None:
     for text in ([], [1], [1, 2, 3]):
-        proposer = Proposer(text, spec=ParallelDraftingSpec(), corpus=None, prior=shipped_prior)
+        proposer = kind(text, spec=ParallelDraftingSpec(), corpus=None, prior=shipped_prior)
         assert proposer.propose() == CandidateTree()
 
 
 def test_sources_that_are_off_propose_nothing(
-    shipped_corpus: Corpus, shipped_prior: MixturePrior, public_answers: list[dict[str, Any]]
+    shipped_corpus: Corpus,
+    shipped_prior: MixturePrior,
+    public_answers: list[dict[str, Any]],
+    kind: Kind,
 ) -> None:
     prompt = public_answers[0]["prompt_token_ids"]
     for off, on in (("lookup", Source.CORPUS), ("corpus", Source.LOOKUP)):
-        proposer = Proposer(
+        proposer = kind(
             prompt,
             spec=ParallelDraftingSpec.parse({off: False}),
             corpus=shipped_corpus,
@@ -136,9 +155,12 @@ def test_sources_that_are_off_propose_nothing(
 
 
 def test_branches_of_several_sources_merge(
-    shipped_corpus: Corpus, shipped_prior: MixturePrior, public_answers: list[dict[str, Any]]
+    shipped_corpus: Corpus,
+    shipped_prior: MixturePrior,
+    public_answers: list[dict[str, Any]],
+    kind: Kind,
 ) -> None:
-    proposer = Proposer(
+    proposer = kind(
         public_answers[0]["prompt_token_ids"],
         spec=ParallelDraftingSpec(num_parallel_trees=15, max_tree_nodes=60),
         corpus=shipped_corpus,
@@ -150,10 +172,13 @@ def test_branches_of_several_sources_merge(
 
 
 def test_requests_do_not_influence_each_other(
-    shipped_corpus: Corpus, shipped_prior: MixturePrior, public_answers: list[dict[str, Any]]
+    shipped_corpus: Corpus,
+    shipped_prior: MixturePrior,
+    public_answers: list[dict[str, Any]],
+    kind: Kind,
 ) -> None:
     def fresh(index: int) -> Proposer:
-        return Proposer(
+        return kind(
             public_answers[index]["prompt_token_ids"],
             spec=ParallelDraftingSpec(),
             corpus=shipped_corpus,
@@ -171,13 +196,16 @@ def test_requests_do_not_influence_each_other(
 
 
 def test_recorded_answers_are_accepted_as_far_as_measured(
-    shipped_corpus: Corpus, shipped_prior: MixturePrior, public_answers: list[dict[str, Any]]
+    shipped_corpus: Corpus,
+    shipped_prior: MixturePrior,
+    public_answers: list[dict[str, Any]],
+    kind: Kind,
 ) -> None:
     written: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     begin = time.process_time()
     for each in public_answers:
         answer = each["response_token_ids"]
-        proposer = Proposer(
+        proposer = kind(
             each["prompt_token_ids"],
             spec=ParallelDraftingSpec(),
             corpus=shipped_corpus,
@@ -199,10 +227,12 @@ def test_recorded_answers_are_accepted_as_far_as_measured(
     assert (time.process_time() - begin) / steps < 2.5e-3
 
 
-def test_replay_counts_the_passes_after_the_first_token(shipped_prior: MixturePrior) -> None:
+def test_replay_counts_the_passes_after_the_first_token(
+    shipped_prior: MixturePrior, kind: Kind
+) -> None:
     spec = ParallelDraftingSpec(max_tree_nodes=3)
-    proposer = Proposer(LOOP * 20, spec=spec, corpus=None, prior=shipped_prior)
+    proposer = kind(LOOP * 20, spec=spec, corpus=None, prior=shipped_prior)
     # Of 13 tokens the prompt's pass writes one; three passes write four each.
     assert replay(proposer, LOOP * 3 + LOOP[:1]) == 3
-    assert replay(Proposer([5], spec=spec, corpus=None, prior=shipped_prior), [1, 2, 3]) == 2
-    assert replay(Proposer([5], spec=spec, corpus=None, prior=shipped_prior), [1]) == 0
+    assert replay(kind([5], spec=spec, corpus=None, prior=shipped_prior), [1, 2, 3]) == 2
+    assert replay(kind([5], spec=spec, corpus=None, prior=shipped_prior), [1]) == 0

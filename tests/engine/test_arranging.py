@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from peagle import LLM, SamplingParams
-from peagle.draft.proposer import Proposer
-from peagle.draft.tree import GrowingTree
+from peagle.draft.native_proposer import NativeGrowingTree, NativeProposer
 from peagle.draft.untrained import random_drafter
 from peagle.engine.costs import CostCurve, StepCosts
 from peagle.engine.engine import Engine
@@ -156,14 +155,14 @@ def test_where_drafts_never_pay_text_is_asked_only_now_and_then(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = 0
-    growing = Proposer.growing
+    growing = NativeProposer.growing
 
-    def counted(self: Proposer, *arguments: Any, **limits: Any) -> GrowingTree:
+    def counted(self: NativeProposer, *arguments: Any, **limits: Any) -> NativeGrowingTree:
         nonlocal asked
         asked += 1
         return growing(self, *arguments, **limits)
 
-    monkeypatch.setattr(Proposer, "growing", counted)
+    monkeypatch.setattr(NativeProposer, "growing", counted)
     llm.engine.costs = LINEAR
     spec = {"method": "lookup", "lookup": False}
     result = llm.generate("Name a fish.", WRITING, parallel_drafting_spec=spec)[0]

@@ -9,9 +9,9 @@ import torch
 
 from peagle import LLM, SamplingParams
 from peagle.draft.distributions import LevelDistributions
+from peagle.draft.native_proposer import NativeProposer
 from peagle.draft.network.drafter import DraftLimits
 from peagle.draft.network.state import DrafterState
-from peagle.draft.proposer import Proposer
 from peagle.draft.tree import CandidateTree
 from peagle.draft.untrained import random_drafter
 from peagle.engine.engine import Engine
@@ -111,16 +111,16 @@ def test_the_network_answers_those_it_drafts_for_each_its_own(
     small_cache: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_cache.engine.drafter = random_drafter(small_cache.target, layers=1, draft_vocab_size=600)
-    told: dict[Proposer, list[object]] = {}
-    propose = Proposer.propose
+    told: dict[NativeProposer, list[object]] = {}
+    propose = NativeProposer.propose
 
     def recorded(
-        self: Proposer, network: LevelDistributions | None = None, **limits: int
+        self: NativeProposer, network: LevelDistributions | None = None, **limits: int
     ) -> CandidateTree:
         told.setdefault(self, []).append(network and network.children(1, ()))
         return propose(self, network, **limits)
 
-    monkeypatch.setattr(Proposer, "propose", recorded)
+    monkeypatch.setattr(NativeProposer, "propose", recorded)
 
     def predictions(*asked: tuple[str, str]) -> list[list[object]]:
         params = SamplingParams(max_tokens=5)

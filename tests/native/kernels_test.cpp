@@ -1,5 +1,7 @@
 // The C++ parts without Python, for sanitizers and other processors (scripts/check_native.sh):
-// products, threads, the plan of a step and a small decoder, whose rows must be independent.
+// products, threads, the plan of a step, candidate trees and a small decoder, whose rows must be
+// independent.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -14,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "allocation.h"
 #include "decoder.h"
 
 namespace {
@@ -511,12 +514,110 @@ void check_steps() {
   expect(refused(one, one, none), "fewer rows than there are");
 }
 
+// A corpus in tables as draft/corpus_build.py makes them; contexts of more than eight places answer
+// with the token after their first place.
+struct SmallCorpus {
+  std::vector<std::uint16_t> tokens, successors, probabilities;
+  std::vector<std::uint32_t> positions, first_bounds, frequent, order_bounds{0}, successor_bounds{0};
+
+  SmallCorpus(Chance& chance, std::size_t size, std::uint32_t vocab) : positions(size) {
+    for (std::size_t i = 0; i < size; i++)
+      tokens.push_back(static_cast<std::uint16_t>(chance.below(vocab)));
+    tokens.resize(size + CORPUS_ORDER, 0);
+    for (std::size_t i = 0; i < size; i++) positions[i] = static_cast<std::uint32_t>(i);
+    const auto at = [&](std::uint32_t place) { return tokens.begin() + place; };
+    std::sort(positions.begin(), positions.end(), [&](std::uint32_t a, std::uint32_t b) {
+      return std::lexicographical_compare(at(a), at(a) + CORPUS_ORDER, at(b), at(b) + CORPUS_ORDER);
+    });
+    for (std::uint32_t token = 0; token <= vocab; token++)
+      first_bounds.push_back(static_cast<std::uint32_t>(
+          std::count_if(positions.begin(), positions.end(),
+                        [&](std::uint32_t place) { return tokens[place] < token; })));
+    for (std::size_t order = 1; order <= CORPUS_ORDER; order++) {
+      for (std::size_t low = 0, high; low < size; low = high) {
+        for (high = low + 1;
+             high < size && std::equal(at(positions[low]), at(positions[low]) + order,
+                                       at(positions[high]));)
+          high++;
+        if (high - low <= CORPUS_FREQUENT) continue;
+        frequent.push_back(static_cast<std::uint32_t>(low));
+        successors.push_back(tokens[positions[low] + order]);
+        probabilities.push_back(40000);
+        successor_bounds.push_back(static_cast<std::uint32_t>(successors.size()));
+      }
+      order_bounds.push_back(static_cast<std::uint32_t>(frequent.size()));
+    }
+  }
+
+  template <class Element>
+  static Column column(const std::vector<Element>& table) {
+    return {reinterpret_cast<const unsigned char*>(table.data()), table.size(), sizeof(Element)};
+  }
+
+  CorpusTables tables() const {
+    return {column(tokens),       column(positions),        column(first_bounds),
+            column(frequent),     column(order_bounds),     column(successor_bounds),
+            column(successors),   column(probabilities)};
+  }
+};
+
+// The same two tokens at every level.
+class Marginals : public Predictions {
+ public:
+  std::size_t levels() const override { return 3; }
+  void after(const std::vector<std::int32_t>& path, std::vector<Predicted>& found) override {
+    found.push_back({static_cast<std::int32_t>(path.size()), 0.6});
+    found.push_back({5, 0.3});
+  }
+};
+
+void check_trees() {
+  Chance chance;
+  const SmallCorpus small(chance, 400, 6);
+  const auto corpus = std::make_shared<const Corpus>(
+      small.tables(), std::vector<double>(CORPUS_FREQUENT + 1, 4.5));
+  const std::vector<double> by_order(CORPUS_ORDER + 1, 0.4);
+  const MixturePrior prior{{0.0, 0.5, 2.0, 6.0}, by_order, {2}, {{by_order, by_order}}, 10.0};
+  for (int round = 0; round < 40; round++) {
+    std::vector<std::int32_t> text(chance.below(90));
+    // Tokens that the corpus does not know are among them.
+    for (std::int32_t& token : text) token = static_cast<std::int32_t>(chance.below(7));
+    std::vector<std::unique_ptr<GrowingTree>> trees;
+    std::vector<GrowingTree*> named;
+    for (int kind = 0; kind < 6; kind++) {
+      auto sources =
+          std::make_shared<TextSources>(prior, kind % 3 != 1, kind % 3 != 2 ? corpus : nullptr);
+      for (std::size_t i = 0; i < text.size(); i += 7)
+        sources->extend(text.data() + i, std::min<std::size_t>(7, text.size() - i));
+      auto network = kind < 3 ? std::unique_ptr<Marginals>() : std::make_unique<Marginals>();
+      trees.push_back(std::make_unique<GrowingTree>(std::move(sources), std::move(network),
+                                                    TreeLimits{1 + chance.below(40), 3, 8}));
+      named.push_back(trees.back().get());
+    }
+    std::vector<double> seconds{1.0};
+    for (int i = 0; i < 60; i++) seconds.push_back(seconds.back() + 0.001 * chance.below(30));
+    const auto [counts, rate] = allocate(named, std::vector<double>(6, 1.5), seconds, 6.0);
+    expect(rate >= 6.0, "drafting never loses to not drafting");
+    for (std::size_t i = 0; i < trees.size(); i++) {
+      expect(counts[i] <= trees[i]->tree().tokens.size(), "no more nodes than there are");
+      trees[i]->grow();
+      const CandidateTree& tree = trees[i]->tree();
+      expect(std::count(tree.depths.begin(), tree.depths.end(), 1) <= 3, "no more roots");
+      expect(std::is_sorted(tree.probabilities.rbegin(), tree.probabilities.rend()),
+             "nodes come in the order of falling probability");
+      for (std::size_t node = 0; node < tree.tokens.size(); node++)
+        expect(tree.parents[node] < static_cast<std::int32_t>(node), "parents come first");
+    }
+  }
+}
+
 }  // namespace
 
 int main(int arguments, char** names) {
   check_threads();
   check_that_late_threads_are_left_out();
   check_steps();
+  check_trees();
   for (const Kernels* const* sets = available_kernels(); *sets != nullptr; sets++) {
     const Kernels& kernels = **sets;
     if (arguments > 1 && std::strcmp(names[1], kernels.name) != 0) continue;

@@ -89,11 +89,16 @@ class Corpus:
             length begins in it;
             `successor_bounds` `[frequent + 1]`, where each frequent context begins in
             `successors` and `successor_probabilities`.
+
+    Attributes:
+        description: As given.
+        tables: As given.
+        weight_of_shorter: The weight a of the shorter context, by distinct successors from 0 up.
     """
 
     def __init__(self, description: CorpusDescription, tables: dict[str, npt.NDArray[Any]]) -> None:
         self.description = description
-        self._tables = tables
+        self.tables = tables
         # A memoryview hands out Python integers several times faster than an array does.
         self._tokens = tables["tokens"].data
         self._positions = tables["positions"].data
@@ -104,13 +109,13 @@ class Corpus:
         self._successors = tables["successors"].data
         self._probabilities = tables["successor_probabilities"].data
         c, e = description.smoothing
-        self._weight_of_shorter = [c * distinct**e for distinct in range(FREQUENT + 1)]
+        self.weight_of_shorter = [c * distinct**e for distinct in range(FREQUENT + 1)]
 
     def save(self, path: Path) -> None:
         """Write the table as a safetensors file."""
         # One entry, as several are written in any order: the same text makes the same file.
         metadata = {_DESCRIPTION: self.description.model_dump_json()}
-        path.write_bytes(save(self._tables, metadata=metadata))
+        path.write_bytes(save(self.tables, metadata=metadata))
 
     @classmethod
     def load(
@@ -179,7 +184,7 @@ class Corpus:
         if token >= self.description.vocab_size:
             return []
         low, high = self._first[token], self._first[token + 1]
-        if low == high:
+        if low >= high:
             return []
         found = [(low, high)]
         tokens, positions = self._tokens, self._positions
@@ -229,7 +234,7 @@ class Corpus:
             for position in positions[low:high]:
                 token = tokens[position + order]
                 counts[token] = counts.get(token, 0) + 1
-            weight_of_shorter = self._weight_of_shorter[len(counts)] if order > 1 else 0.0
+            weight_of_shorter = self.weight_of_shorter[len(counts)] if order > 1 else 0.0
             per_count = share / (total + weight_of_shorter)
             for token, count in counts.items():
                 estimate[token] = estimate.get(token, 0.0) + count * per_count

@@ -153,7 +153,11 @@ class Mixture:
         network_share = network_weight * self._trust
         text_share = (1 - network_weight) * self._trust
         corpus_evidence = self._corpus_evidence[corpus_order]
-        evidence = sum(lookup.values()) + corpus_evidence
+        # One by one: `sum` compensates from Python 3.12 on, and the native module does not.
+        from_text = 0.0
+        for found in lookup.values():
+            from_text += found
+        evidence = from_text + corpus_evidence
         per_evidence = text_share / evidence if evidence > 0 else 0.0
         corpus_share = corpus_evidence * per_evidence
         # Most tokens are known to the corpus alone.

@@ -160,6 +160,15 @@ class GrowingTree:
             self._unasked = (node, -value, depth + 1, family.branch, token)
         return -value
 
+    @property
+    def taken(self) -> int:
+        """Number of nodes taken so far."""
+        return len(self.tree)
+
+    def first(self, count: int) -> CandidateTree:
+        """Return the tree of the `count` most probable nodes, of those taken so far."""
+        return self.tree.first(count)
+
     def whole(self) -> CandidateTree:
         """Take all nodes that the limits allow."""
         self.settle()

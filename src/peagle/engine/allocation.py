@@ -3,12 +3,14 @@
 import heapq
 from collections.abc import Sequence
 
+from peagle import native
+from peagle.draft.native_proposer import NativeGrowingTree
 from peagle.draft.tree import GrowingTree
 from peagle.engine.expectation import Calibration
 
 
 def allocate(
-    trees: Sequence[GrowingTree],
+    trees: Sequence[GrowingTree | NativeGrowingTree],
     calibrations: Sequence[Calibration],
     seconds: Sequence[float],
     certain: float,
@@ -24,8 +26,8 @@ def allocate(
     The choice depends on these arguments alone. Trees grow no further than the decision needs.
 
     Args:
-        trees: The trees, of which nothing is taken yet; what is taken beyond the chosen nodes
-            is to be cut off.
+        trees: The trees, all of one kind, of which nothing is taken yet; what is taken beyond the
+            chosen nodes is to be cut off.
         calibrations: What corrects the probabilities of each.
         seconds: Seconds of the step with 0, 1, … nodes; they never fall. No more nodes are taken
             than it has entries for.
@@ -34,6 +36,23 @@ def allocate(
     Returns:
         How many nodes of each tree to verify, and the expected tokens a second then.
     """
+    python = [tree for tree in trees if isinstance(tree, GrowingTree)]
+    if len(python) == len(trees):
+        return _allocate(python, calibrations, seconds, certain)
+    grown = [tree.grown for tree in trees if isinstance(tree, NativeGrowingTree)]
+    counts, rate = native.library.allocate(
+        grown, [one.odds for one in calibrations], seconds, certain
+    )
+    return counts, rate
+
+
+def _allocate(
+    trees: Sequence[GrowingTree],
+    calibrations: Sequence[Calibration],
+    seconds: Sequence[float],
+    certain: float,
+) -> tuple[list[int], float]:
+    """Share out among trees that grow in Python, as the native module does among its own."""
     most = len(seconds) - 1
     expected = certain
     best, best_rate = 0, certain / seconds[0]

@@ -146,9 +146,9 @@ class TreeArranger:
         for one, tree, count in zip(asking, trees, counts, strict=True):
             sequence = one.sequence
             expectation = sequence.expectation
-            sequence.tree = tree.tree if len(tree.tree) == count else tree.tree.first(count)
+            sequence.tree = tree.first(count)
             # Asking has to bring what it costs, the time of the rows and of the sources.
-            asking_s = costs.per_text_node * (1 + len(tree.tree))
+            asking_s = costs.per_text_node * (1 + tree.taken)
             surplus = expectation.calibration.promise(sequence.tree) - self._rate * (
                 count * row_s + asking_s
             )

@@ -14,7 +14,7 @@ from peagle.draft.corpus import Corpus
 from peagle.draft.mixture import MixturePrior
 from peagle.draft.network.drafter import Drafter, DraftLimits
 from peagle.draft.network.state import DrafterState
-from peagle.draft.proposer import Proposer
+from peagle.draft.proposer import new_proposer
 from peagle.engine.costs import BASE_CONTEXT, CostCurve, StepCosts
 from peagle.model.kv_cache import KVCache, SequenceCache, page_bytes, pages_for
 from peagle.model.rows import SequenceRows
@@ -253,7 +253,7 @@ def _text_node_seconds(corpus: Corpus | None, prior: MixturePrior, vocab_size: i
         vocab_size = min(vocab_size, corpus.description.vocab_size)
     words = [chance.randrange(vocab_size) for _ in range(math.isqrt(_TEXT_TOKENS))]
     text = [chance.choice(words) for _ in range(_TEXT_TOKENS)]
-    proposer = Proposer(
+    proposer = new_proposer(
         text,
         spec=ParallelDraftingSpec(max_tree_nodes=_TEXT_NODES),
         corpus=corpus,

@@ -18,7 +18,7 @@ from peagle.draft.distributions import LevelDistributions
 from peagle.draft.mixture import MixturePrior
 from peagle.draft.network.drafter import Drafter, DraftLimits
 from peagle.draft.network.state import DrafterState
-from peagle.draft.proposer import Proposer
+from peagle.draft.proposer import new_proposer
 from peagle.draft.tree import CandidateTree
 from peagle.engine.statistics import SpeculationStatistics
 from peagle.errors import OutOfMemoryBudgetError
@@ -179,7 +179,7 @@ class _Run:
         self.written = 1
         self._recorded = recorded
         self._statistics = SpeculationStatistics()
-        self._proposer = Proposer(
+        self._proposer = new_proposer(
             recorded.prompt, spec=way.spec, corpus=sources.corpus, prior=sources.prior
         )
         self._proposer.extend(recorded.answer[:1])

@@ -14,7 +14,7 @@ from peagle.catalog import resolve, resolve_drafter
 from peagle.draft.corpus import Corpus
 from peagle.draft.loading import open_drafter, read_taps
 from peagle.draft.mixture import MixturePrior
-from peagle.draft.proposer import Proposer
+from peagle.draft.proposer import new_proposer
 from peagle.draft.storage import read_network_weights
 from peagle.engine.choice import TokenChooser
 from peagle.engine.engine import DEFAULT_MAX_CONCURRENT, Engine
@@ -328,7 +328,7 @@ class LLM:
             ),
             proposer=None
             if spec.method == "none"
-            else Proposer(prompt_ids, spec=spec, corpus=self._corpus, prior=self._prior),
+            else new_proposer(prompt_ids, spec=spec, corpus=self._corpus, prior=self._prior),
         )
 
     def _know_costs(self, spec: ParallelDraftingSpec) -> None:

@@ -1,10 +1,12 @@
 """What the native CPU step offers (module.cpp); arrays are NumPy's, contiguous."""
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from peagle.draft.distributions import LevelDistributions
 
 def instruction_sets() -> list[str]: ...
 def pack_int8(values: NDArray[np.int8], scales: NDArray[np.float32]) -> PackedWeight: ...
@@ -133,3 +135,74 @@ class Branches:
 def most_probable(
     logits: NDArray[np.float32], target_ids: NDArray[np.int32], count: int
 ) -> list[tuple[list[int], list[float]]]: ...
+
+@final
+class Corpus:
+    def __init__(
+        self,
+        *,
+        tokens: NDArray[Any],
+        positions: NDArray[Any],
+        first_token_bounds: NDArray[Any],
+        frequent_ranges: NDArray[Any],
+        frequent_order_bounds: NDArray[Any],
+        successor_bounds: NDArray[Any],
+        successors: NDArray[Any],
+        successor_probabilities: NDArray[Any],
+        shares: Sequence[float],
+    ) -> None: ...
+
+@final
+class MixturePrior:
+    def __init__(
+        self,
+        *,
+        lookup_evidence: Sequence[float],
+        corpus_evidence: Sequence[float],
+        match_bounds: Sequence[int],
+        network_weights: Sequence[Sequence[Sequence[float]]],
+        trust_observations: float,
+    ) -> None: ...
+
+@final
+class TextSources:
+    def __init__(
+        self,
+        token_ids: Sequence[int],
+        *,
+        prior: MixturePrior,
+        lookup: bool,
+        corpus: Corpus | None,
+    ) -> None: ...
+    def extend(self, token_ids: Sequence[int]) -> None: ...
+    def observe(
+        self, parents: Sequence[int], probabilities: Sequence[float], accepted: Sequence[int]
+    ) -> None: ...
+    @property
+    def repeats(self) -> bool: ...
+    @property
+    def longest_match(self) -> int: ...
+    @property
+    def trust(self) -> float: ...
+
+@final
+class GrowingTree:
+    def __init__(
+        self,
+        sources: TextSources,
+        network: LevelDistributions | Branches | None,
+        *,
+        max_nodes: int,
+        max_roots: int,
+        max_depth: int,
+    ) -> None: ...
+    def grow(self) -> None: ...
+    def first(
+        self, count: int
+    ) -> tuple[list[int], list[int], list[float], list[int], list[int]]: ...
+    @property
+    def taken(self) -> int: ...
+
+def allocate(
+    trees: Sequence[GrowingTree], odds: Sequence[float], seconds: Sequence[float], certain: float
+) -> tuple[list[int], float]: ...

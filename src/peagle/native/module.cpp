@@ -18,32 +18,18 @@
 #include <tuple>
 #include <vector>
 
+#include "bound_markov.h"
 #include "decoder.h"
+#include "drafting_module.h"
 #include "fusion.h"
-#include "markov.h"
 #include "prediction.h"
 #include "row_product.h"
-
-namespace nb = nanobind;
 
 namespace {
 
 using namespace peagle;
 
-template <class Element, class... Shape>
-using Array = nb::ndarray<Element, Shape..., nb::c_contig, nb::device::cpu>;
-
-template <class Element>
-using Vector = Array<Element, nb::ndim<1>>;
-
-template <class Element>
-using Matrix = Array<Element, nb::ndim<2>>;
-
 using Pool = nb::ndarray<float, nb::ndim<6>, nb::c_contig, nb::device::cpu>;
-
-void require(bool condition, const char* what) {
-  if (!condition) throw std::invalid_argument(what);
-}
 
 std::shared_ptr<PackedWeight> pack_int8(Matrix<const std::int8_t> values,
                                         Vector<const float> scales) {
@@ -64,13 +50,6 @@ std::shared_ptr<PackedWeight> pack_int4(Matrix<const std::uint8_t> nibbles,
 std::shared_ptr<PackedWeight> pack_bfloat16(Matrix<const std::uint16_t> values) {
   return std::make_shared<PackedWeight>(
       PackedWeight::bfloat16(values.data(), values.shape(0), values.shape(1)));
-}
-
-const Kernels& kernels_named(const std::string& name) {
-  const Kernels* kernels = choose_kernels(name.c_str());
-  if (kernels == nullptr)
-    throw std::invalid_argument("this processor has no instruction set " + name);
-  return *kernels;
 }
 
 std::vector<std::string> instruction_sets() {
@@ -298,79 +277,6 @@ class BoundFusion {
 
 using Ranked = std::tuple<std::vector<std::int32_t>, std::vector<float>>;
 
-// A Markov head with everything its pointers point to.
-class BoundMarkovHead {
- public:
-  BoundMarkovHead(Matrix<const std::uint16_t> embedding, std::shared_ptr<PackedWeight> previous,
-                  std::shared_ptr<PackedWeight> gate, Matrix<const std::uint16_t> out,
-                  Vector<const std::int32_t> target_ids, Vector<const float> norm, float eps,
-                  std::size_t scored, std::size_t top, const std::string& instructions)
-      : embedding_(std::move(embedding)),
-        previous_(std::move(previous)),
-        gate_(std::move(gate)),
-        out_(std::move(out)),
-        target_ids_(std::move(target_ids)),
-        norm_(std::move(norm)),
-        kernels_(kernels_named(instructions)),
-        scored_(scored),
-        top_(top),
-        weights_{embedding_.data(), embedding_.shape(0), embedding_.shape(1), previous_.get(),
-                 gate_.get(), out_.data(), out_.shape(0), out_.shape(1), target_ids_.data(),
-                 norm_.data(), eps} {
-    require(weights_.rank % BLOCK == 0 && weights_.hidden % BLOCK == 0,
-            "widths must be multiples of sixteen");
-    for (const PackedWeight* one : {previous_.get(), gate_.get()})
-      require(one->in() == weights_.hidden && one->view().out == weights_.rank,
-              "a weight has another shape");
-    require(target_ids_.shape(0) == weights_.draft_vocab && norm_.shape(0) == weights_.hidden,
-            "a weight has another shape");
-    require(scored_ >= 1 && top_ >= 1, "at least one token");
-  }
-
-  std::unique_ptr<Branches> branches(Matrix<const float> logits,
-                                     Matrix<const float> residual) const {
-    require(logits.shape(1) == weights_.draft_vocab && residual.shape(1) == weights_.hidden &&
-                logits.shape(0) == residual.shape(0),
-            "logits and residual streams of the same levels");
-    return std::make_unique<Branches>(weights_, kernels_, logits.data(), residual.data(),
-                                      logits.shape(0), scored_, top_);
-  }
-
-  std::size_t vocab() const { return weights_.vocab; }
-
- private:
-  Matrix<const std::uint16_t> embedding_;
-  std::shared_ptr<PackedWeight> previous_, gate_;
-  Matrix<const std::uint16_t> out_;
-  Vector<const std::int32_t> target_ids_;
-  Vector<const float> norm_;
-  const Kernels& kernels_;
-  const std::size_t scored_, top_;
-  const MarkovWeights weights_;
-};
-
-// The predictions of one pass, with the head that they were made by.
-class BoundBranches {
- public:
-  BoundBranches(std::shared_ptr<BoundMarkovHead> head, Matrix<const float> logits,
-                Matrix<const float> residual)
-      : head_(std::move(head)), branches_(head_->branches(logits, residual)) {}
-
-  std::size_t levels() const { return branches_->levels(); }
-
-  Ranked after(std::size_t level, std::int32_t token) {
-    require(level < levels(), "no such level");
-    require(level == 0 || (token >= 0 && static_cast<std::size_t>(token) < head_->vocab()),
-            "a token is not in the vocabulary");
-    const Children& found = branches_->after(level, token);
-    return {found.ids, found.probabilities};
-  }
-
- private:
-  std::shared_ptr<BoundMarkovHead> head_;
-  std::unique_ptr<Branches> branches_;
-};
-
 // The most probable tokens of each row of logits, by target id.
 std::vector<Ranked> most_probable(Matrix<const float> logits, Vector<const std::int32_t> target_ids,
                                   std::size_t count) {
@@ -488,5 +394,9 @@ NB_MODULE(_native, module) {
   nb::class_<BoundBranches>(module, "Branches")
       .def(nb::init<std::shared_ptr<BoundMarkovHead>, Matrix<const float>, Matrix<const float>>())
       .def_prop_ro("levels", &BoundBranches::levels)
-      .def("after", &BoundBranches::after);
+      .def("after", [](BoundBranches& branches, std::size_t level, std::int32_t token) -> Ranked {
+        const Children& found = branches.after(level, token);
+        return {found.ids, found.probabilities};
+      });
+  bind_drafting(module);
 }

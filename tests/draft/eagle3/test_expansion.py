@@ -7,7 +7,7 @@ import pytest
 from peagle.draft.eagle3.expansion import Expansion
 from peagle.draft.mixture import MixturePrior
 from peagle.draft.network.drafter import DraftLimits
-from peagle.draft.proposer import Proposer
+from peagle.draft.proposer import Proposer, new_proposer
 from peagle.draft.tree import Source
 from peagle.spec import ParallelDraftingSpec
 
@@ -70,7 +70,7 @@ def paths_of(tree) -> set[tuple[int, ...]]:
 
 def proposer(prior: MixturePrior, token_ids: list[int], **block: object) -> Proposer:
     spec = ParallelDraftingSpec.parse({"method": "eagle3", "corpus": False, **block})
-    return Proposer(token_ids, spec=spec, corpus=None, prior=prior)
+    return new_proposer(token_ids, spec=spec, corpus=None, prior=prior)
 
 
 @pytest.mark.parametrize("sharpness", [1, 4, 20])

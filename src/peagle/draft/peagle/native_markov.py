@@ -67,18 +67,21 @@ class NativeBranches:
 
     Args:
         found: The native library's `Branches`, which keeps what it has worked out.
+
+    Attributes:
+        found: As given; the native proposer asks it without a detour.
     """
 
     def __init__(self, found: Any) -> None:
-        self._found = found
+        self.found = found
 
     @property
     def levels(self) -> int:
         """Number of levels predicted."""
-        levels: int = self._found.levels
+        levels: int = self.found.levels
         return levels
 
     def children(self, depth: int, path: Sequence[int]) -> Children:
         """Predict the token at `depth` after the draft tokens of `path`."""
-        told: Children = self._found.after(depth - 1, path[-1] if depth > 1 else 0)
+        told: Children = self.found.after(depth - 1, path[-1] if depth > 1 else 0)
         return told
