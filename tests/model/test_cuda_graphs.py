@@ -10,11 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from peagle import LLM
-from peagle.model import passes
-from peagle.model.cuda_graphs import PassGraphs
 from peagle.model.kv_cache import KVCache, SequenceCache
-from peagle.model.page_products import CUDA_JOBS, counted_page_products
-from peagle.model.passes import PassPlanner
+from peagle.model.page_products import CUDA_JOBS
 from peagle.model.rows import SequenceRows
 from peagle.model.target import StepOutput
 from peagle.model.torch_target import TorchTarget
@@ -35,18 +32,11 @@ class Repeats:
         return body
 
 
-@pytest.fixture
-def planned_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[TorchTarget], TorchTarget]:
-    """Gives a target the passes that it would have on a GPU: one block, shapes of a small set."""
-
-    def planned(target: TorchTarget) -> TorchTarget:
-        monkeypatch.setattr(passes, "page_products", counted_page_products)
-        monkeypatch.setattr(
-            target, "planner", PassPlanner(target.config, target.planner.ladder, CPU)
-        )
-        return target
-
-    return planned
+def with_graphs(target: TorchTarget) -> tuple[TorchTarget, Repeats]:
+    """Give a target the passes that it would have on a GPU: one block, few shapes, graphs."""
+    repeats = Repeats()
+    weights, dtype = target.weights, target.dtype
+    return TorchTarget(target.config, weights, dtype, CPU, target.taps, capture=repeats), repeats
 
 
 def bfloat16_cache(target: TorchTarget) -> KVCache:
@@ -84,13 +74,12 @@ def same(left: StepOutput, right: StepOutput) -> bool:
 @pytest.mark.parametrize("name", ["grouped", "windowed"])
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_passes_in_lasting_memory_give_the_bits_of_those_without(
-    name: str, quantization: Quantization, planned_as_on_a_gpu: Any
+    name: str, quantization: Quantization
 ) -> None:
-    target = planned_as_on_a_gpu(
+    target, repeats = with_graphs(
         random_target(FAMILIES[name], torch.bfloat16, quantization=quantization)
     )
-    repeats = Repeats()
-    graphs = PassGraphs(target.run_layers, CPU, repeats)
+    graphs = target.graphs
     cache = bfloat16_cache(target)
     sequences = opened(target, cache, [5, 64, 100, 1, 130, 700])
     chance = random.Random(1)
@@ -112,10 +101,8 @@ def test_passes_in_lasting_memory_give_the_bits_of_those_without(
     assert repeats.captured == captured
 
 
-def test_shapes_of_passes_are_few(planned_as_on_a_gpu: Any) -> None:
-    target = planned_as_on_a_gpu(random_target())
-    repeats = Repeats()
-    target.graphs = PassGraphs(target.run_layers, CPU, repeats)
+def test_shapes_of_passes_are_few() -> None:
+    target, repeats = with_graphs(random_target())
     cache = target.new_cache(BUDGET)
     sequence = cache.open(400)
     shapes: Counter[tuple[object, ...]] = Counter()
@@ -132,14 +119,14 @@ def test_shapes_of_passes_are_few(planned_as_on_a_gpu: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_shapes_of_a_small_set_change_no_bit(dtype: torch.dtype, planned_as_on_a_gpu: Any) -> None:
+def test_shapes_of_a_small_set_change_no_bit(dtype: torch.dtype) -> None:
     """Neither do more jobs than one product takes."""
     target = random_target(dtype=dtype)
     cache = target.new_cache(96 << 20)
     sequences = opened(target, cache, [5, 130, *[900] * 20])
     step = [SequenceRows(one, [1, 2], [-1, 0]) for one in sequences]
     expected = target.forward(cache, step)
-    output = planned_as_on_a_gpu(target).forward(cache, step)
+    output = with_graphs(target)[0].forward(cache, step)
     (one,) = output.step.passes
     assert [group[0] for group in one.plan.shape[3:]] == [CUDA_JOBS[-1]] * 2
     assert all(torch.equal(a, b) for a, b in zip(output.logits, expected.logits, strict=True))
@@ -147,11 +134,10 @@ def test_shapes_of_a_small_set_change_no_bit(dtype: torch.dtype, planned_as_on_a
 
 @pytest.mark.parametrize("prefix", [1, 63, 130])
 def test_a_tree_row_equals_plain_decoding_over_a_bfloat16_cache(
-    prefix: int, planned_as_on_a_gpu: Any
+    prefix: int,
 ) -> None:
     """Ancestors that are not committed yet are read as rounded as committed ones."""
-    target = planned_as_on_a_gpu(random_target(dtype=torch.bfloat16))
-    target.graphs = PassGraphs(target.run_layers, CPU, Repeats())
+    target, _ = with_graphs(random_target(dtype=torch.bfloat16))
     cache = bfloat16_cache(target)
     context, path = tokens_of(prefix, seed=4), tokens_of(6, seed=5)
     plain = read_plainly(target, cache, context + path)[prefix:]
@@ -166,15 +152,14 @@ def test_a_tree_row_equals_plain_decoding_over_a_bfloat16_cache(
         cache.close(sequence)
 
 
-def test_the_real_model_writes_the_same_with_lasting_memory(
-    smollm2_torch: LLM, planned_as_on_a_gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = smollm2_torch.target
-    assert isinstance(target, TorchTarget)
+def test_the_real_model_writes_the_same_with_lasting_memory(smollm2_torch: LLM) -> None:
+    plain = smollm2_torch.target
+    assert isinstance(plain, TorchTarget)
+    target, _ = with_graphs(plain)
     context = smollm2_torch.encode("Name three colours of the rainbow.")
     tokens, parents = [28, 30, 2, 198, 7], [-1, 0, 0, 1, 2]
 
-    def read() -> list[torch.Tensor]:
+    def read(target: TorchTarget) -> list[torch.Tensor]:
         cache = target.new_cache(BUDGET)
         sequence = cache.open(100)
         logits = []
@@ -186,23 +171,17 @@ def test_the_real_model_writes_the_same_with_lasting_memory(
         output = target.forward(cache, [SequenceRows(sequence, tokens, parents)], features=True)
         return [*logits, *output.logits, *output.features]
 
-    expected = read()
-    planned_as_on_a_gpu(target)
-    without = read()
-    monkeypatch.setattr(target, "graphs", PassGraphs(target.run_layers, CPU, Repeats()))
-    lasting = read()
-    assert len(expected) == len(lasting)
+    expected, lasting = read(plain), read(target)
+    target.graphs = None
+    without = read(target)
+    assert len(expected) == len(lasting) > 8
     assert all(torch.equal(a, b) for a, b in zip(without, expected, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(lasting, expected, strict=True))
 
 
-def test_the_graph_unused_for_longest_is_dropped(
-    planned_as_on_a_gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_graph_unused_for_longest_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peagle.model.cuda_graphs.MOST_SHAPES", 1)
-    target = planned_as_on_a_gpu(random_target())
-    repeats = Repeats()
-    target.graphs = PassGraphs(target.run_layers, CPU, repeats)
+    target, repeats = with_graphs(random_target())
     cache = target.new_cache(BUDGET)
     short, long = opened(target, cache, [5, 300])
     seen = []
@@ -228,9 +207,9 @@ class Operations(TorchDispatchMode):
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_a_graph_neither_asks_what_is_in_a_pass_nor_changes_with_it(
-    quantization: Quantization, planned_as_on_a_gpu: Any
+    quantization: Quantization,
 ) -> None:
-    target = planned_as_on_a_gpu(random_target(GROUPED, torch.bfloat16, quantization=quantization))
+    target, _ = with_graphs(random_target(GROUPED, torch.bfloat16, quantization=quantization))
     cache = bfloat16_cache(target)
     sequences = opened(target, cache, [70, 100])
     found = []

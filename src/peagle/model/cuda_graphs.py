@@ -32,15 +32,12 @@ class PassGraphs:
 
     Args:
         layers: Runs a pass.
-        device: Where.
-        capture: Makes a graph; None captures one on the CUDA device.
+        capture: Makes a graph.
     """
 
-    def __init__(
-        self, layers: Layers, device: torch.device, capture: Capture | None = None
-    ) -> None:
+    def __init__(self, layers: Layers, capture: Capture) -> None:
         self._layers = layers
-        self._capture = capture or CudaCapture(device)
+        self._capture = capture
         # A graph reads the pool of one KV cache, and is of no use when that is gone.
         self._of_caches: WeakKeyDictionary[KVCache, _CacheGraphs] = WeakKeyDictionary()
 

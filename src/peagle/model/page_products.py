@@ -1,4 +1,8 @@
-"""Which products of queries with a page of keys give a query the same result, bit for bit."""
+"""Which products of queries with a page of keys give a query the same result, bit for bit.
+
+On a CPU the number of pages at a time changes nothing, as some numbers of them show. On a GPU a
+library may choose another kernel for it, so only numbers that were measured are used.
+"""
 
 from collections.abc import Callable
 from typing import Final
@@ -25,32 +29,16 @@ CUDA_JOBS: Final = (16, 64, 256)
 _KINDS: Final = ("keys", "values")
 
 
-def page_products(
-    config: DecoderConfig, device: torch.device
-) -> tuple[RowLadder, RowLadder | None]:
-    """Find shapes in which the products with a page of keys and of values agree, by measurement.
-
-    On a CPU the number of pages at a time changes nothing, as some numbers of them show. On a GPU
-    a library may choose another kernel for it, so only numbers that were measured are used.
+def page_ladder(config: DecoderConfig, device: torch.device) -> RowLadder:
+    """Give the query counts on which the products with few and many pages agree.
 
     Args:
         config: The decoder's shape.
         device: Where attention runs.
 
     Returns:
-        Query counts, multiples of `config.queries_per_kv_head`, and counts of pages at a time;
-        None for these where any will do.
-
-    Raises:
-        UnsupportedError: On a GPU, a query's result depends on its place in every shape tried.
+        Multiples of `config.queries_per_kv_head`.
     """
-    if device.type == "cpu":
-        return page_ladder(config, device), None
-    return counted_page_products(config, device)
-
-
-def page_ladder(config: DecoderConfig, device: torch.device) -> RowLadder:
-    """Give the query counts on which the products with few and many pages agree."""
     counts = tuple(config.queries_per_kv_head * rows for rows in ROW_COUNTS)
     products = [_product(config, device, kind, (1, 3, 48)) for kind in _KINDS]
     return agreeing_ladder(products, counts)
@@ -60,6 +48,13 @@ def counted_page_products(
     config: DecoderConfig, device: torch.device
 ) -> tuple[RowLadder, RowLadder]:
     """Give the counts of queries, and of pages at a time, on which all products agree.
+
+    Args:
+        config: The decoder's shape.
+        device: Where attention runs.
+
+    Returns:
+        Query counts, multiples of `config.queries_per_kv_head`, and counts of pages.
 
     Raises:
         UnsupportedError: A query's result depends on its place in every shape tried.

@@ -10,7 +10,7 @@ from peagle.model.config import DecoderConfig
 from peagle.model.decoder import LayerMemory
 from peagle.model.invariance import RowLadder
 from peagle.model.kv_cache import KVCache
-from peagle.model.page_products import page_products
+from peagle.model.page_products import counted_page_products, page_ladder
 from peagle.model.rope import RotaryEmbedding
 from peagle.model.rows import SequenceRows, placed
 
@@ -88,12 +88,17 @@ class PassPlanner:
         device: Where it runs.
         rows_per_pass: Most rows of a pass, where products take them in blocks: some times the
             largest of the ladder; that itself if None.
+        few_shapes: Whether passes have to come in few shapes, each measured: on a GPU.
 
     Attributes:
         ladder: As given.
         rows_per_pass: As given.
         query_ladder: Agreeing query counts of its products with a page, measured here.
-        job_counts: Agreeing counts of such products at a time, where kernels depend on them.
+        job_counts: Agreeing counts of pages at a time, if shapes have to be few; else None.
+
+    Raises:
+        UnsupportedError: Shapes have to be few, and in all of those tried a row's attention
+            depends on the other rows.
     """
 
     def __init__(
@@ -102,11 +107,17 @@ class PassPlanner:
         ladder: RowLadder,
         device: torch.device,
         rows_per_pass: int | None = None,
+        *,
+        few_shapes: bool,
     ) -> None:
         self.config = config
         self.ladder = ladder
         self.rows_per_pass = rows_per_pass or ladder.largest
-        self.query_ladder, self.job_counts = page_products(config, device)
+        self.job_counts: RowLadder | None = None
+        if few_shapes:
+            self.query_ladder, self.job_counts = counted_page_products(config, device)
+        else:
+            self.query_ladder = page_ladder(config, device)
         self._device = device
         self._rope = RotaryEmbedding(
             config.head_dim,

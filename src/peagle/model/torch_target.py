@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from peagle.model.config import DecoderConfig
-from peagle.model.cuda_graphs import PassGraphs
+from peagle.model.cuda_graphs import Capture, CudaCapture, PassGraphs
 from peagle.model.decoder import DecoderWeights, rms_norm
 from peagle.model.invariance import require_plain_sums
 from peagle.model.kv_cache import KVCache
@@ -30,11 +30,13 @@ class TorchTarget:
         dtype: What products are computed in.
         device: Where.
         taps: Layers whose incoming residual stream is returned as features; EAGLE-3's if None.
+        capture: What makes graphs of its passes; None captures CUDA graphs on a GPU and makes none
+            on a CPU.
 
     Attributes:
         planner: Plans its passes.
-        graphs: Runs its passes as CUDA graphs; None runs them one operation at a time, which gives
-            the same and is what a CPU does.
+        graphs: Runs its passes as graphs; None runs them one operation at a time, which gives the
+            same and is what a CPU does.
     """
 
     def __init__(
@@ -44,6 +46,8 @@ class TorchTarget:
         dtype: torch.dtype,
         device: torch.device,
         taps: tuple[int, ...] | None = None,
+        *,
+        capture: Capture | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
@@ -55,10 +59,19 @@ class TorchTarget:
         ladder = weights.row_ladder(dtype, device)
         for product in products:
             product.most_rows = ladder.largest
-        # On a GPU everything in a pass has a shape that was measured, not the products alone.
-        blocks = BLOCKS_PER_PASS if device.type == "cpu" else 1
-        self.planner = PassPlanner(config, ladder, device, rows_per_pass=blocks * ladder.largest)
-        self.graphs = PassGraphs(self.run_layers, device) if device.type == "cuda" else None
+        if capture is None and device.type == "cuda":
+            capture = CudaCapture(device)
+        self._capture = capture
+        # In a graph everything has a shape that was measured, not the products alone.
+        blocks = BLOCKS_PER_PASS if capture is None else 1
+        self.planner = PassPlanner(
+            config,
+            ladder,
+            device,
+            rows_per_pass=blocks * ladder.largest,
+            few_shapes=capture is not None,
+        )
+        self.graphs = None if capture is None else PassGraphs(self.run_layers, capture)
 
     @property
     def embedding(self) -> torch.Tensor:
@@ -72,7 +85,14 @@ class TorchTarget:
 
     def with_taps(self, taps: tuple[int, ...] | None) -> "TorchTarget":
         """Give the same model with other taps, EAGLE-3's if None; weights are shared."""
-        return TorchTarget(self.config, self.weights, self.dtype, self.device, taps)
+        return TorchTarget(
+            self.config,
+            self.weights,
+            self.dtype,
+            self.device,
+            taps,
+            capture=self._capture,
+        )
 
     @property
     def quantization(self) -> Quantization:

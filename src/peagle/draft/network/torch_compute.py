@@ -77,7 +77,7 @@ class TorchCompute:
         self._norm = tensor("norm.weight")
         self._head = Linear(tensor("lm_head.weight"))
         ladder = product_ladder(self._product_shapes(), dtype, device)
-        self.planner = PassPlanner(config.decoder, ladder, device)
+        self.planner = PassPlanner(config.decoder, ladder, device, few_shapes=device.type == "cuda")
 
     @property
     def rows_per_pass(self) -> int:
