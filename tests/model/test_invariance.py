@@ -2,7 +2,7 @@ import torch
 
 from peagle.model.invariance import RowLadder, agreeing_ladder, cancelling_operands
 from peagle.model.linear import Linear, product_ladder
-from peagle.model.passes import page_ladder
+from peagle.model.page_products import page_ladder
 from tests.model.random_models import CPU, GROUPED
 
 

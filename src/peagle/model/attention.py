@@ -13,11 +13,16 @@ not see adds exactly zero, so neither the number of pages in the pass nor the ot
 bit. Worked example: 130 committed keys, a tree `0 -> {1 -> 2, 3}`. Rows 0 to 3 share pages 0 and 1
 (positions 0 to 127). Page 2 is gathered twice: for lane `0, 1, 2` (positions 128 and 129 committed,
 130 to 132 patched; rows 0, 1, 2 stand on it) and for lane `0, 3` (130 and 131 patched; row 3).
+
+On a GPU kernels change with the number of jobs, too, and a graph is of one shape only. There jobs
+are padded to counts of a small set, which were measured to agree, and no page is read in place.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +31,7 @@ import torch
 from peagle.model.config import DecoderConfig
 from peagle.model.invariance import RowLadder
 from peagle.model.kv_cache import PAGE_POSITIONS
+from peagle.model.packed import Packed
 from peagle.model.rows import SequenceRows
 
 # Finite, so that a page without any visible key gives no NaN.
@@ -37,6 +43,8 @@ NARROW_ROWS: Final = 4
 MOST_IDLE_PAGES: Final = 0.5
 # Among the numbers of a block's splits, those whose pages are to be patched.
 _PATCHED: Final = -1
+# In shapes from a small set, patches are padded to so many times a power of four.
+_FEWEST_PATCHES: Final = 16
 # exp of this is the smallest that is still a normal number: MKL's exp was measured four to fifteen
 # times slower on arrays with masked scores in them. (torch's exp2 is as fast as one could wish, but
 # gives an element other bits at the end of an array than inside.)
@@ -70,6 +78,72 @@ class _Block:
     page_numbers: list[int]
     rows: list[int]
     patches: list[tuple[int, int, int]]  # page of the block, offset in it, row of the step
+
+
+@dataclass(frozen=True, slots=True)
+class _Jobs:
+    """Jobs with equally many rows each, before they are laid out for attention.
+
+    Attributes:
+        rows: Rows of each, `[jobs, width]`, -1 where it has fewer.
+        pages: Pool page of each, `[jobs]`.
+        numbers: Its page number in the sequence, `[jobs]`.
+        patches: Job, place in its page and row of the step of each patch, `[patches, 3]`.
+    """
+
+    rows: npt.NDArray[np.int64]
+    pages: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
+    patches: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, width: int, blocks: Sequence[_Block]) -> "_Jobs":
+        """Line up the pages of blocks."""
+        pages = np.array([page for block in blocks for page in block.pool_pages], np.int64)
+        numbers = np.array([number for block in blocks for number in block.page_numbers], np.int64)
+        rows = np.full((len(pages), width), -1)
+        patches: list[tuple[int, int, int]] = []
+        job = 0
+        for block in blocks:
+            rows[job : job + len(block.pool_pages), : len(block.rows)] = block.rows
+            patches.extend((job + page, offset, row) for page, offset, row in block.patches)
+            job += len(block.pool_pages)
+        return cls(rows, pages, numbers, np.array(patches, np.int64).reshape(-1, 3))
+
+    def in_lots(self, counts: RowLadder) -> "list[_Jobs]":
+        """Cut them into lots of verified counts, as equal in shape as can be.
+
+        Padding jobs have no rows; a padding patch repeats a true one.
+        """
+        most, jobs = counts.largest, len(self.pages)
+        padded = counts.padded(jobs) if jobs <= most else most * doubled(-(-jobs // most))
+        missing = padded - jobs
+        rows = np.pad(self.rows, ((0, missing), (0, 0)), constant_values=-1)
+        pages, numbers = np.pad(self.pages, (0, missing)), np.pad(self.numbers, (0, missing))
+        lot = self.patches[:, 0] // most
+        each = _patch_count(int(np.bincount(lot).max())) if len(lot) else 0
+        lots = []
+        for first in range(0, padded, most):
+            own = self.patches[lot == first // most] - [first, 0, 0]
+            if len(own):
+                own = np.concatenate([own, own[:1].repeat(each - len(own), 0)])
+            some = slice(first, first + most)
+            lots.append(_Jobs(rows[some], pages[some], numbers[some], own))
+        return lots
+
+    def in_place(self) -> "tuple[_Jobs, slice] | None":
+        """Spread them over a run of pages read where it lies; None where pages are too far apart.
+
+        Jobs of the pages between have no rows.
+        """
+        if len(self.patches) or not _reads_in_place(self.pages):
+            return None
+        first, last = int(self.pages.min()), int(self.pages.max()) + 1
+        rows = np.full((last - first, self.rows.shape[1]), -1)
+        rows[self.pages - first] = self.rows
+        numbers = np.zeros(last - first, np.int64)
+        numbers[self.pages - first] = self.numbers
+        return _Jobs(rows, np.arange(first, last), numbers, self.patches), slice(first, last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +183,8 @@ class AttentionPlan:
         ladder: Agreeing query counts of the products with a page, multiples of
             `config.queries_per_kv_head`.
         device: Where attention runs.
+        job_counts: Agreeing counts of jobs, where kernels depend on them; shapes are then from a
+            small set.
     """
 
     def __init__(
@@ -121,13 +197,13 @@ class AttentionPlan:
         config: DecoderConfig,
         ladder: RowLadder,
         device: torch.device,
+        job_counts: RowLadder | None = None,
     ) -> None:
         self._rows = padded_rows
         self._step_rows = step_rows
-        self.step_offset = step_offset
         self._shared = shared = config.queries_per_kv_head
         self._kv_heads = kv_heads = config.num_kv_heads
-        self._head_dim = head_dim = config.head_dim
+        self._head_dim = config.head_dim
         self._window = config.sliding_window
         self._device = device
         positions = np.zeros(padded_rows, np.int64)
@@ -139,33 +215,82 @@ class AttentionPlan:
             for block in _blocks(part):
                 # Rows beyond what one product takes are split over several blocks. Pages that are
                 # read in place can stand once in a product, so each of these has its own; pages
-                # to be patched are copied, and all go together.
+                # that are copied all go together.
                 for number, rows in enumerate(_split(block.rows, ladder.largest // shared)):
-                    kind = _PATCHED if block.patches else number
+                    kind = _PATCHED if block.patches or job_counts else number
                     alike.setdefault(kind, []).append(replace(block, rows=rows))
-        self._pages = 1 + max(
+        pages = 1 + max(
             number for blocks in alike.values() for block in blocks for number in block.page_numbers
         )
-        self._groups: list[_JobGroup] = []
-        for blocks in alike.values():
-            widths = _by_width(blocks, lambda rows: ladder.padded(rows * shared) // shared)
-            self._groups.extend(
-                self._group(width, equal, positions) for width, equal in sorted(widths.items())
-            )
-        places = self._pages * padded_rows * kv_heads
-        # The last place takes what padding rows compute. Places that no job fills keep these
-        # values through all layers: a sum of zero under the smallest possible maximum.
-        self._sums = torch.zeros(places + 1, shared * head_dim, device=device)
-        self._weights = torch.zeros(places + 1, shared, device=device)
-        self._maxima = torch.full((places + 1, shared), MASKED, device=device)
+        self._pages = doubled(pages) if job_counts else pages
         # Padding rows see nothing: a weight of one makes their result zero instead of NaN.
         real_rows = max(part.pass_offset + part.last - part.first for part in parts)
-        self._weights[real_rows * kv_heads : padded_rows * kv_heads] = 1
+        idle = np.repeat(np.arange(padded_rows) >= real_rows, kv_heads).astype(np.float32)
+        arrays: list[npt.NDArray[Any]] = [
+            np.arange(step_offset, step_offset + padded_rows),
+            idle[:, None],
+        ]
+        self._runs: list[slice | None] = []
+        for blocks in alike.values():
+            widths = _by_width(blocks, lambda rows: ladder.padded(rows * shared) // shared)
+            for width, equal in sorted(widths.items()):
+                jobs = _Jobs.of(width, equal)
+                in_place = None if job_counts else jobs.in_place()
+                if in_place is not None:
+                    jobs, run = in_place
+                    self._runs.append(run)
+                    arrays += self._arrays(jobs, positions)
+                    continue
+                for lot in jobs.in_lots(job_counts) if job_counts else [jobs]:
+                    self._runs.append(None)
+                    arrays += self._arrays(lot, positions)
+        self._use(Packed.of(arrays, device))
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What plans have in common whose arrays have equal shapes."""
+        groups = tuple((group.jobs, group.width, len(group.patch_from)) for group in self._groups)
+        return self._rows, self._step_rows, self._pages, *groups
+
+    def twin(self) -> "AttentionPlan":
+        """Copy the plan, to memory of its own."""
+        other = copy(self)
+        other._use(self._packed.twin())
+        return other
+
+    def load(self, other: "AttentionPlan") -> None:
+        """Take over another plan of this shape, in the memory of this one."""
+        self._packed.whole.copy_(other._packed.whole)
+
+    @contextmanager
+    def scratch(self) -> Iterator[None]:
+        """Hold the memory that `attend` works in, for all layers of one pass."""
+        shared, kv_heads = self._shared, self._kv_heads
+        places = self._pages * self._rows * kv_heads
+        # The last place takes what padding rows compute. Places that no job fills keep these
+        # values through all layers: a sum of zero under the smallest possible maximum.
+        self._sums = torch.zeros(places + 1, shared * self._head_dim, device=self._device)
+        self._weights = torch.zeros(places + 1, shared, device=self._device)
+        self._maxima = torch.full((places + 1, shared), MASKED, device=self._device)
+        self._weights[: self._rows * kv_heads].copy_(self._idle.expand(-1, shared))
+        try:
+            yield
+        finally:
+            del self._sums, self._weights, self._maxima
+
+    def keep(self, keys: torch.Tensor, values: torch.Tensor, uncommitted: torch.Tensor) -> None:
+        """Note the rows' own keys and values, `[rows, kv_heads, head_dim]`, in `uncommitted`.
+
+        They are rounded as the KV cache's are, so that a row reads the same before and after
+        those it follows are committed.
+        """
+        for kind, own in enumerate((keys, values)):
+            uncommitted[kind].index_copy_(0, self._own, own.to(uncommitted.dtype))
 
     def attend(
         self, queries: torch.Tensor, pool: torch.Tensor, uncommitted: torch.Tensor
     ) -> torch.Tensor:
-        """Attend with every row of the pass.
+        """Attend with every row of the pass, inside `scratch`.
 
         Args:
             queries: Rotated and scaled, float32 `[rows, heads, head_dim]`.
@@ -184,9 +309,10 @@ class AttentionPlan:
                 pages = pool[:, group.pages]
             else:
                 pages = pool.index_select(1, group.pages)
-                pages.view(-1, head_dim).index_copy_(
-                    0, group.patch_to, flat_uncommitted.index_select(0, group.patch_from)
-                )
+                if len(group.patch_to):
+                    pages.view(-1, head_dim).index_copy_(
+                        0, group.patch_to, flat_uncommitted.index_select(0, group.patch_from)
+                    )
             keys, values = pages.float().flatten(1, 2)
             width = group.width * shared
             asked = flat_queries.index_select(0, group.queries).view(-1, width, head_dim)
@@ -210,31 +336,12 @@ class AttentionPlan:
         sums = self._sums[:-1].view(*shape, self._head_dim) * scale.unsqueeze(-1)
         return add_pairwise(sums).div_(add_pairwise(weights).unsqueeze(-1))
 
-    def _group(self, width: int, blocks: list[_Block], positions: np.ndarray) -> _JobGroup:
+    def _arrays(self, jobs: _Jobs, positions: np.ndarray) -> list[npt.NDArray[Any]]:
+        """Lay jobs out: the arrays of a `_JobGroup`, in its order."""
         kv_heads = self._kv_heads
-        pool_pages = np.array([page for b in blocks for page in b.pool_pages])
-        numbers = np.array([number for b in blocks for number in b.page_numbers])
-        rows = np.full((len(pool_pages), width), -1)
-        patch_from: list[int] = []
-        patch_to: list[int] = []
-        job = 0
-        for block in blocks:
-            rows[job : job + len(block.pool_pages), : len(block.rows)] = block.rows
-            for page, offset, row in block.patches:
-                patch_from.append(row)
-                patch_to.append((job + page) * kv_heads * PAGE_POSITIONS + offset)
-            job += len(block.pool_pages)
-        pages: npt.NDArray[np.int64] | slice = pool_pages
-        if not patch_from and _reads_in_place(pool_pages):
-            # Jobs of the pages between have padding rows only.
-            pages = slice(int(pool_pages.min()), int(pool_pages.max()) + 1)
-            run = np.full((pages.stop - pages.start, width), -1)
-            run[pool_pages - pages.start] = rows
-            run_numbers = np.zeros(len(run), np.int64)
-            run_numbers[pool_pages - pages.start] = numbers
-            rows, numbers = run, run_numbers
-        padding = rows < 0
-        rows = np.where(padding, 0, rows)
+        padding = jobs.rows < 0
+        rows = np.where(padding, 0, jobs.rows)
+        numbers = jobs.numbers
         heads = np.arange(kv_heads)[None, :, None]
         queries = rows[:, None, :] * kv_heads + heads
         places = (numbers[:, None, None] * self._rows + rows[:, None, :]) * kv_heads + heads
@@ -247,26 +354,44 @@ class AttentionPlan:
             seen &= distance < self._window
         # One patch moves a key and a value for every head.
         heads_patch = np.arange(kv_heads)
-        origin = np.array(patch_from, np.int64)[:, None] * kv_heads + heads_patch
-        target = np.array(patch_to, np.int64)[:, None] + heads_patch * PAGE_POSITIONS
+        job, offset, row = jobs.patches.T[:, :, None]
+        origin = row * kv_heads + heads_patch
+        target = (job * kv_heads + heads_patch) * PAGE_POSITIONS + offset
         both = np.array([0, 1])[:, None, None]
         origin = origin + both * self._step_rows * kv_heads
         target = target + both * len(rows) * kv_heads * PAGE_POSITIONS
+        return [
+            jobs.pages,
+            queries.reshape(-1),
+            seen.astype(np.float32)[:, None, :, None, :],
+            np.where(seen, 0, MASKED).astype(np.float32)[:, None, :, None, :],
+            places.reshape(-1),
+            origin.reshape(-1),
+            target.reshape(-1),
+        ]
 
-        def on_device(array: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
-
-        return _JobGroup(
-            jobs=len(rows),
-            width=width,
-            pages=pages if isinstance(pages, slice) else on_device(pages),
-            queries=on_device(queries.reshape(-1)),
-            seen=on_device(seen.astype(np.float32)[:, None, :, None, :]),
-            bias=on_device(np.where(seen, 0, MASKED).astype(np.float32)[:, None, :, None, :]),
-            results=on_device(places.reshape(-1)),
-            patch_from=on_device(origin.reshape(-1)),
-            patch_to=on_device(target.reshape(-1)),
-        )
+    def _use(self, packed: Packed) -> None:
+        """Read the plan's arrays from `packed`."""
+        self._packed = packed
+        self._own, self._idle, *others = packed.parts
+        self._groups = []
+        for place, run in enumerate(self._runs):
+            pages, queries, seen, bias, results, patch_from, patch_to = others[
+                7 * place : 7 * place + 7
+            ]
+            self._groups.append(
+                _JobGroup(
+                    jobs=seen.shape[0],
+                    width=seen.shape[2],
+                    pages=pages if run is None else run,
+                    queries=queries,
+                    seen=seen,
+                    bias=bias,
+                    results=results,
+                    patch_from=patch_from,
+                    patch_to=patch_to,
+                )
+            )
 
 
 def add_pairwise(values: torch.Tensor) -> torch.Tensor:
@@ -279,6 +404,11 @@ def add_pairwise(values: torch.Tensor) -> torch.Tensor:
         pairs = values[0:even:2] + values[1:even:2]
         values = torch.cat([pairs, values[even:]]) if even < values.shape[0] else pairs
     return values[0]
+
+
+def doubled(count: int) -> int:
+    """Give the smallest power of two that is no less than `count`."""
+    return 1 << (count - 1).bit_length()
 
 
 def _blocks(part: PassPart) -> list[_Block]:
@@ -322,6 +452,13 @@ def _by_width(blocks: list[_Block], padded: Callable[[int], int]) -> dict[int, l
         width = narrow if len(block.rows) <= narrow else widest
         widths.setdefault(width, []).append(block)
     return widths
+
+
+def _patch_count(patches: int) -> int:
+    count = _FEWEST_PATCHES
+    while count < patches:
+        count *= 4
+    return count
 
 
 def _split(rows: list[int], most: int) -> list[list[int]]:

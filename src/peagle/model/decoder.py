@@ -104,10 +104,7 @@ class LayerMemory:
         Returns:
             Float32 `[rows, heads * head_dim]`.
         """
-        first = self.plan.step_offset
-        own = self.uncommitted[:, first : first + queries.shape[0]]
-        own[0].copy_(keys)
-        own[1].copy_(values)
+        self.plan.keep(keys, values, self.uncommitted)
         return self.plan.attend(queries.contiguous(), self.pool, self.uncommitted)
 
 

@@ -58,10 +58,15 @@ def float_product(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _cuda_product(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    count, inner = rows.shape
-    out = values.shape[0]
-    missing = -inner % _CUDA_MULTIPLE
-    padding = (0, missing, 0, max(_CUDA_ROWS, count + -count % _CUDA_MULTIPLE) - count)
-    padded = torch.nn.functional.pad(rows, padding)
-    whole = torch.nn.functional.pad(values, (0, missing, 0, -out % _CUDA_MULTIPLE))
-    return torch._int_mm(padded, whole.T)[:count, :out].contiguous()
+    count, out = rows.shape[0], values.shape[0]
+    inner = -rows.shape[1] % _CUDA_MULTIPLE
+    padded = _extended(rows, max(_CUDA_ROWS - count, -count % _CUDA_MULTIPLE), inner)
+    whole = _extended(values, -out % _CUDA_MULTIPLE, inner)
+    return torch._int_mm(padded, whole.T)[:count, :out]
+
+
+def _extended(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Add zeros at the end; a matrix that needs none, as nearly all, is not copied."""
+    if rows or columns:
+        return torch.nn.functional.pad(matrix, (0, columns, 0, rows))
+    return matrix

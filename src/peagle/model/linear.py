@@ -6,7 +6,13 @@ from typing import Final
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name everyone uses)
 
-from peagle.model.invariance import ROW_COUNTS, RowLadder, agreeing_ladder, cancelling_operands
+from peagle.model.invariance import (
+    RowLadder,
+    agreeing_ladder,
+    cancelling_operands,
+    row_counts,
+    sum_witnesses,
+)
 
 _PREPACK: Final = ("_reorder_linear_weight", "_linear_pointwise")
 
@@ -69,15 +75,22 @@ def product_ladder(
 ) -> RowLadder:
     """Row counts on which products with weights of these shapes agree, measured.
 
+    On a GPU the sums of norms over their inputs agree, too.
+
     Args:
         shapes: `(out, in)` of every weight.
         dtype: What products are computed in.
         device: Where.
     """
+    shapes, counts = sorted(set(shapes)), row_counts(device)
 
     def product(out: int, inner: int) -> Callable[[int], torch.Tensor]:
-        rows, weight = cancelling_operands(ROW_COUNTS[-1], inner, out, dtype, device)
+        rows, weight = cancelling_operands(counts[-1], inner, out, dtype, device)
         linear = Linear(weight)
         return lambda count: linear(rows[:count].contiguous())
 
-    return agreeing_ladder([product(out, inner) for out, inner in sorted(set(shapes))])
+    products = [product(out, inner) for out, inner in shapes]
+    if device.type == "cpu":
+        return agreeing_ladder(products)
+    sums = sum_witnesses([inner for _, inner in shapes], counts[-1], device)
+    return agreeing_ladder(products + sums, counts, from_first=True)

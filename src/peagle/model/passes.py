@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from peagle.model.attention import AttentionPlan, PassPart
+from peagle.model.attention import AttentionPlan, PassPart, doubled
 from peagle.model.config import DecoderConfig
 from peagle.model.decoder import LayerMemory
-from peagle.model.invariance import ROW_COUNTS, RowLadder, agreeing_ladder, cancelling_operands
-from peagle.model.kv_cache import PAGE_POSITIONS, KVCache
+from peagle.model.invariance import RowLadder
+from peagle.model.kv_cache import KVCache
+from peagle.model.page_products import counted_page_products, page_ladder
 from peagle.model.rope import RotaryEmbedding
 from peagle.model.rows import SequenceRows, placed
 
@@ -51,7 +52,7 @@ class PlannedStep:
         rows: Rows of each sequence.
         offsets: Where each sequence's rows begin among the rows of the step.
         total: Rows of the step.
-        uncommitted: `[layers, 2, total + padding, kv_heads, head_dim]`.
+        uncommitted: `[layers, 2, total + padding, kv_heads, head_dim]`, as the KV cache's.
         passes: In order; a pass reads what the passes before it wrote.
     """
 
@@ -75,7 +76,7 @@ class PlannedStep:
             # The two index lists stand apart, so the pool's places come as
             # [rows, layers, 2, kv_heads, head_dim].
             values = self.uncommitted[:, :, rows].permute(2, 0, 1, 3, 4)
-            self.cache.pool[:, :, pages, :, places] = values.to(self.cache.pool.dtype)
+            self.cache.pool[:, :, pages, :, places] = values
 
 
 class PassPlanner:
@@ -87,11 +88,17 @@ class PassPlanner:
         device: Where it runs.
         rows_per_pass: Most rows of a pass, where products take them in blocks: some times the
             largest of the ladder; that itself if None.
+        few_shapes: Whether passes have to come in few shapes, each measured: on a GPU.
 
     Attributes:
         ladder: As given.
         rows_per_pass: As given.
         query_ladder: Agreeing query counts of its products with a page, measured here.
+        job_counts: Agreeing counts of pages at a time, if shapes have to be few; else None.
+
+    Raises:
+        UnsupportedError: Shapes have to be few, and in all of those tried a row's attention
+            depends on the other rows.
     """
 
     def __init__(
@@ -100,11 +107,17 @@ class PassPlanner:
         ladder: RowLadder,
         device: torch.device,
         rows_per_pass: int | None = None,
+        *,
+        few_shapes: bool,
     ) -> None:
         self.config = config
         self.ladder = ladder
         self.rows_per_pass = rows_per_pass or ladder.largest
-        self.query_ladder = page_ladder(config, device)
+        self.job_counts: RowLadder | None = None
+        if few_shapes:
+            self.query_ladder, self.job_counts = counted_page_products(config, device)
+        else:
+            self.query_ladder = page_ladder(config, device)
         self._device = device
         self._rope = RotaryEmbedding(
             config.head_dim,
@@ -127,8 +140,8 @@ class PassPlanner:
             cache.take_pages(part.cache, part.cache.length + part.reach)
         # Left unfilled: a row is read only after the pass that writes it.
         uncommitted = torch.empty(
-            (config.num_layers, 2, self.ladder.padded(total), config.num_kv_heads, config.head_dim),
-            dtype=torch.float32,
+            (config.num_layers, 2, self._padded(total), config.num_kv_heads, config.head_dim),
+            dtype=cache.pool.dtype,
             device=self._device,
         )
         step = PlannedStep(cache, rows, offsets, total, uncommitted, [])
@@ -136,6 +149,13 @@ class PassPlanner:
             self._pass(step, first, min(first + most, total)) for first in range(0, total, most)
         )
         return step
+
+    def _padded(self, total: int) -> int:
+        """Rows that a step of `total` rows is padded to; where shapes are few, by doubling."""
+        most = self.ladder.largest
+        if self.job_counts is None or total <= most:
+            return self.ladder.padded(total)
+        return most * doubled(-(-total // most))
 
     def _pass(self, step: PlannedStep, first: int, last: int) -> Pass:
         padded = self.ladder.padded(last - first)
@@ -165,6 +185,7 @@ class PassPlanner:
             config=self.config,
             ladder=self.query_ladder,
             device=self._device,
+            job_counts=self.job_counts,
         )
         turns = self._rope.turns(torch.tensor(positions, device=self._device)) * self._head_scale
         return Pass(
@@ -175,29 +196,3 @@ class PassPlanner:
             turns=turns,
             step=step,
         )
-
-
-def page_ladder(config: DecoderConfig, device: torch.device) -> RowLadder:
-    """Query counts on which the products with a page of keys and of values agree, measured."""
-    shared, head_dim = config.queries_per_kv_head, config.head_dim
-    counts = tuple(shared * count for count in ROW_COUNTS)
-
-    def product(inner: int, out: int, transposed: bool, count: int) -> torch.Tensor:
-        """Give one row for each query of each page, which must all be the same."""
-        rows, weight = cancelling_operands(counts[-1], inner, out, torch.float32, device)
-        results = []
-        for pages in (1, 3, 48):
-            operand = weight.expand(pages, -1, -1).contiguous().transpose(1, 2)
-            if not transposed:
-                operand = operand.contiguous()
-            queries = rows[:count].expand(pages, -1, -1).contiguous()
-            results.append(torch.bmm(queries, operand).view(pages * count, out))
-        return torch.cat(results)
-
-    return agreeing_ladder(
-        [
-            lambda count: product(head_dim, PAGE_POSITIONS, True, count),
-            lambda count: product(PAGE_POSITIONS, head_dim, False, count),
-        ],
-        counts,
-    )

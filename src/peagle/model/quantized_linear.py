@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from peagle.model.integer_product import integer_product
-from peagle.model.invariance import ROW_COUNTS, RowLadder, agreeing_ladder
+from peagle.model.invariance import RowLadder, agreeing_ladder, row_counts, sum_witnesses
 from peagle.model.quantized_weight import Int4Weight, Int8Weight
 from peagle.model.quantizing import GROUP, INT8_MOST, unpack_nibbles
 from peagle.quantization import Quantization
@@ -75,7 +75,7 @@ def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     wide = rows.float()
     scales = wide.abs().amax(1, keepdim=True) / INT8_MOST
     # A row of zeros, or of numbers too small to divide by, becomes zeros.
-    divisors = torch.where(scales > 0, scales, torch.inf)
+    divisors = scales.masked_fill(~(scales > 0), torch.inf)
     return (wide / divisors).round_().clamp_(-INT8_MOST, INT8_MOST).to(torch.int8), scales
 
 
@@ -86,7 +86,13 @@ def quantized_ladder(products: Iterable[QuantizedLinear]) -> RowLadder:
         products: The products of a model, all on one device.
     """
     kinds = {(type(product.weight).__name__, product.shape): product for product in products}
-    return agreeing_ladder([_witness(kinds[kind]) for kind in sorted(kinds)])
+    witnesses = [_witness(kinds[kind]) for kind in sorted(kinds)]
+    device = next(iter(kinds.values())).weight.scales.device
+    if device.type == "cpu":
+        return agreeing_ladder(witnesses)
+    counts = row_counts(device)
+    sums = sum_witnesses([inner for _, (_, inner) in kinds], counts[-1], device)
+    return agreeing_ladder(witnesses + sums, counts, from_first=True)
 
 
 def quantized_bytes(shape: tuple[int, int], quantization: Quantization) -> int:
@@ -162,6 +168,6 @@ def _witness(product: QuantizedLinear) -> Callable[[int], torch.Tensor]:
     row = torch.randn(1, product.shape[1], generator=generator)
     weight = product.weight
     device = weight.scales.device
-    rows = row.to(device).repeat(ROW_COUNTS[-1], 1)
+    rows = row.to(device).repeat(row_counts(device)[-1], 1)
     alike = QuantizedLinear(weight)
     return lambda count: alike(rows[:count].contiguous())

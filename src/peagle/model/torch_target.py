@@ -7,7 +7,9 @@ from typing import Final
 import torch
 
 from peagle.model.config import DecoderConfig
+from peagle.model.cuda_graphs import Capture, CudaCapture, PassGraphs
 from peagle.model.decoder import DecoderWeights, rms_norm
+from peagle.model.invariance import require_plain_sums
 from peagle.model.kv_cache import KVCache
 from peagle.model.passes import Pass, PassPlanner, PlannedStep
 from peagle.model.rows import SequenceRows
@@ -28,6 +30,13 @@ class TorchTarget:
         dtype: What products are computed in.
         device: Where.
         taps: Layers whose incoming residual stream is returned as features; EAGLE-3's if None.
+        capture: What makes graphs of its passes; None captures CUDA graphs on a GPU and makes none
+            on a CPU.
+
+    Attributes:
+        planner: Plans its passes.
+        graphs: Runs its passes as graphs; None runs them one operation at a time, which gives the
+            same and is what a CPU does.
     """
 
     def __init__(
@@ -37,19 +46,32 @@ class TorchTarget:
         dtype: torch.dtype,
         device: torch.device,
         taps: tuple[int, ...] | None = None,
+        *,
+        capture: Capture | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
         self.dtype = dtype
         self.device = device
         self.taps = config.default_taps if taps is None else taps
+        require_plain_sums(device)
         products = weights.products()
         ladder = weights.row_ladder(dtype, device)
         for product in products:
             product.most_rows = ladder.largest
+        if capture is None and device.type == "cuda":
+            capture = CudaCapture(device)
+        self._capture = capture
+        # In a graph everything has a shape that was measured, not the products alone.
+        blocks = BLOCKS_PER_PASS if capture is None else 1
         self.planner = PassPlanner(
-            config, ladder, device, rows_per_pass=BLOCKS_PER_PASS * ladder.largest
+            config,
+            ladder,
+            device,
+            rows_per_pass=blocks * ladder.largest,
+            few_shapes=capture is not None,
         )
+        self.graphs = None if capture is None else PassGraphs(self.run_layers, capture)
 
     @property
     def embedding(self) -> torch.Tensor:
@@ -63,7 +85,14 @@ class TorchTarget:
 
     def with_taps(self, taps: tuple[int, ...] | None) -> "TorchTarget":
         """Give the same model with other taps, EAGLE-3's if None; weights are shared."""
-        return TorchTarget(self.config, self.weights, self.dtype, self.device, taps)
+        return TorchTarget(
+            self.config,
+            self.weights,
+            self.dtype,
+            self.device,
+            taps,
+            capture=self._capture,
+        )
 
     @property
     def quantization(self) -> Quantization:
@@ -86,11 +115,13 @@ class TorchTarget:
         """How its rows come to be independent of one another, as a person reads it."""
         ladder, queries = self.planner.ladder, self.planner.query_ladder
         layouts = dict.fromkeys(product.layout for product in self.weights.products())
+        pages = self.planner.job_counts
+        at_a_time = f", {_listed(pages.counts)} pages at a time" if pages else ""
         return (
             f"Products agree for {_listed(ladder.counts)} rows: they take a pass of up to "
             f"{self.rows_per_pass} rows in blocks of {ladder.largest}, the last one padded to the "
             f"next of these. Products with a page of keys agree for {_listed(queries.counts)} "
-            f"queries. Weights are kept {' and '.join(layouts)}."
+            f"queries{at_a_time}. Weights are kept {' and '.join(layouts)}."
         )
 
     @property
@@ -133,31 +164,37 @@ class TorchTarget:
         began = time.perf_counter()
         step = self.planner.plan(cache, rows)
         planned = time.perf_counter()
-        outputs = [self._run(one, features) for one in step.passes]
-        residual = _joined([residual for residual, _ in outputs])
+        if self.graphs is not None:
+            outputs = self.graphs.run(step)
+        else:
+            outputs = [self.run_layers(one) for one in step.passes]
+        counts = [one.count for one in step.passes]
+        residual, tapped = (
+            _joined([rows[:count] for rows, count in zip(kind, counts, strict=True)])
+            for kind in zip(*outputs, strict=True)
+        )
         split = [len(part.tokens) for part in rows]
         return StepOutput(
             logits=self._logits(residual, step),
-            features=list(torch.split(_joined([tapped for _, tapped in outputs]), split))
-            if features
-            else [],
+            features=list(torch.split(tapped, split)) if features else [],
             step=step,
             planning_s=planned - began,
         )
 
-    def _run(self, one: Pass, features: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a pass, giving its residual stream and features, without the padding."""
+    def run_layers(self, one: Pass) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a pass, on a device without waiting for it or asking what is in it.
+
+        Returns:
+            Its residual stream `[padded, hidden]` and features `[padded, taps * hidden]`.
+        """
         residual = self.weights.embedding.index_select(0, one.tokens)
         entering: dict[int, torch.Tensor] = {}
-        for index, layer in enumerate(self.weights.layers):
-            if index in self.taps:
-                entering[index] = residual
-            residual = layer(residual, self.config, one.memory(index))
-        residual = residual[: one.count]
-        if not features:
-            return residual, residual[:, :0]
-        tapped = torch.cat([entering[tap] for tap in self.taps], -1)
-        return residual, tapped[: one.count]
+        with one.plan.scratch():
+            for index, layer in enumerate(self.weights.layers):
+                if index in self.taps:
+                    entering[index] = residual
+                residual = layer(residual, self.config, one.memory(index))
+        return residual, torch.cat([entering[tap] for tap in self.taps], -1)
 
     def _logits(self, residual: torch.Tensor, step: PlannedStep) -> list[torch.Tensor]:
         """Apply the output head to the rows asked for, `[rows asked for, vocab]` a sequence."""

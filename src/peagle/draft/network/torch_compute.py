@@ -17,6 +17,7 @@ from peagle.draft.network.tensors import (
     target_ids,
 )
 from peagle.model.decoder import Layer, rms_norm
+from peagle.model.invariance import require_plain_sums
 from peagle.model.kv_cache import KVCache
 from peagle.model.linear import Linear, product_ladder
 from peagle.model.passes import Pass, PassPlanner
@@ -49,6 +50,7 @@ class TorchCompute:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        require_plain_sums(device)
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -75,7 +77,7 @@ class TorchCompute:
         self._norm = tensor("norm.weight")
         self._head = Linear(tensor("lm_head.weight"))
         ladder = product_ladder(self._product_shapes(), dtype, device)
-        self.planner = PassPlanner(config.decoder, ladder, device)
+        self.planner = PassPlanner(config.decoder, ladder, device, few_shapes=device.type == "cuda")
 
     @property
     def rows_per_pass(self) -> int:
@@ -151,14 +153,15 @@ class TorchCompute:
         normed = rms_norm(hidden, self._hidden_norm, eps)
         first, *others = self._layers
         embedded = rms_norm(self._embedded(one.tokens), first.attention_norm, eps)
-        residual = first.run(
-            normed if self.config.norm_before_residual else hidden,
-            torch.cat([embedded, normed], -1),
-            decoder,
-            one.memory(0),
-        )
-        for index, layer in enumerate(others, 1):
-            residual = layer(residual, decoder, one.memory(index))
+        with one.plan.scratch():
+            residual = first.run(
+                normed if self.config.norm_before_residual else hidden,
+                torch.cat([embedded, normed], -1),
+                decoder,
+                one.memory(0),
+            )
+            for index, layer in enumerate(others, 1):
+                residual = layer(residual, decoder, one.memory(index))
         return residual[: one.count]
 
     def _in_verified_counts(
