@@ -14,7 +14,7 @@ from peagle.catalog.progress import announce
 from peagle.engine.costs import StepCosts
 from peagle.engine.processor import processor_name
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Counts up when what is measured, or how, changes."""
 
 
