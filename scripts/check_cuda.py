@@ -27,7 +27,7 @@ from peagle.catalog import resolve
 from peagle.catalog.resolution import is_cached
 from peagle.draft.mixture import MixturePrior
 from peagle.draft.network.drafter import Drafter
-from peagle.draft.proposer import Proposer
+from peagle.draft.proposer import new_proposer
 from peagle.draft.untrained import random_drafter
 from peagle.engine.choice import TokenChooser
 from peagle.engine.engine import Engine
@@ -197,7 +197,7 @@ def answer(
     if known is not None:
         proposer = OracleProposer(known, corrupted=(3,), vocab_size=vocab)
     elif spec.method != "none":
-        proposer = Proposer(prompt, spec=spec, corpus=None, prior=MixturePrior.load())
+        proposer = new_proposer(prompt, spec=spec, corpus=None, prior=MixturePrior.load())
     room = target.config.context_length - len(prompt)
     return EngineSequence(
         prompt_ids=prompt, params=params, spec=spec, positions=len(prompt) + tokens,
