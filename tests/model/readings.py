@@ -1,6 +1,7 @@
 """Texts and trees for targets to read."""
 
 import random
+from collections.abc import Sequence
 
 import torch
 
@@ -50,3 +51,20 @@ def among_siblings(
             parents.append(chance.randrange(-1, len(tokens)))
             tokens.append(chance.randrange(GROUPED.vocab_size))
     return tokens, parents, places
+
+
+def assert_tree_rows_equal_plain_decoding(
+    target: Target, cache: KVCache, prefix: int, sibling_counts: Sequence[int]
+) -> None:
+    """Check every row of a path, laid among so many siblings, against plain decoding."""
+    context, path = tokens_of(prefix, seed=4), tokens_of(6, seed=5)
+    plain = read_plainly(target, cache, context + path)[prefix:]
+    chance = random.Random(6)
+    for siblings in sibling_counts:
+        sequence = cache.open(prefix + 100)
+        target.forward(cache, [SequenceRows(sequence, context)]).commit([range(prefix)])
+        tokens, parents, places = among_siblings(path, siblings, chance)
+        output = target.forward(cache, [SequenceRows(sequence, tokens, parents)])
+        for place, expected in zip(places, plain, strict=True):
+            assert torch.equal(output.logits[0][place], expected), (siblings, place)
+        cache.close(sequence)

@@ -17,7 +17,12 @@ from peagle.model.target import StepOutput
 from peagle.model.torch_target import TorchTarget
 from peagle.quantization import Quantization
 from tests.model.random_models import CPU, FAMILIES, GROUPED, random_target
-from tests.model.readings import BUDGET, among_siblings, read_plainly, tokens_of
+from tests.model.readings import (
+    BUDGET,
+    among_siblings,
+    assert_tree_rows_equal_plain_decoding,
+    tokens_of,
+)
 
 
 class Repeats:
@@ -139,17 +144,7 @@ def test_a_tree_row_equals_plain_decoding_over_a_bfloat16_cache(
     """Ancestors that are not committed yet are read as rounded as committed ones."""
     target, _ = with_graphs(random_target(dtype=torch.bfloat16))
     cache = bfloat16_cache(target)
-    context, path = tokens_of(prefix, seed=4), tokens_of(6, seed=5)
-    plain = read_plainly(target, cache, context + path)[prefix:]
-    chance = random.Random(6)
-    for siblings in (0, 3, 26, 90):
-        sequence = cache.open(prefix + 100)
-        target.forward(cache, [SequenceRows(sequence, context)]).commit([range(prefix)])
-        tokens, parents, places = among_siblings(path, siblings, chance)
-        output = target.forward(cache, [SequenceRows(sequence, tokens, parents)])
-        for place, expected in zip(places, plain, strict=True):
-            assert torch.equal(output.logits[0][place], expected), (siblings, place)
-        cache.close(sequence)
+    assert_tree_rows_equal_plain_decoding(target, cache, prefix, (0, 3, 26, 90))
 
 
 def test_the_real_model_writes_the_same_with_lasting_memory(smollm2_torch: LLM) -> None:

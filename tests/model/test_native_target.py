@@ -20,7 +20,12 @@ from peagle.model.rows import SequenceRows
 from peagle.model.torch_target import TorchTarget
 from peagle.quantization import Quantization
 from tests.model.random_models import CPU, FAMILIES, GROUPED, WINDOWED, quantised, reference_model
-from tests.model.readings import BUDGET, among_siblings, read_plainly, tokens_of
+from tests.model.readings import (
+    BUDGET,
+    assert_tree_rows_equal_plain_decoding,
+    read_plainly,
+    tokens_of,
+)
 
 SETS = native.instruction_sets()
 # A vocabulary that leaves a block of sixteen outputs unfilled.
@@ -169,16 +174,7 @@ def test_a_tree_row_equals_plain_decoding_for_every_layout_of_siblings(
 ) -> None:
     target = native_target(config, "int4", instructions=name)
     cache = target.new_cache(BUDGET)
-    context, path = tokens_of(prefix, seed=4), tokens_of(6, seed=5)
-    plain = read_plainly(target, cache, context + path)[prefix:]
-    chance = random.Random(6)
-    for siblings in (0, 3, 26, 90):
-        sequence = cache.open(prefix + 100)
-        target.forward(cache, [SequenceRows(sequence, context)]).commit([range(prefix)])
-        tokens, parents, places = among_siblings(path, siblings, chance)
-        output = target.forward(cache, [SequenceRows(sequence, tokens, parents)])
-        assert torch.equal(output.logits[0][places], plain), siblings
-        cache.close(sequence)
+    assert_tree_rows_equal_plain_decoding(target, cache, prefix, (0, 3, 26, 90))
 
 
 @pytest.mark.parametrize("quantization", FORMS)

@@ -8,7 +8,12 @@ import torch
 from peagle.model.rows import SequenceRows
 from peagle.quantization import Quantization
 from tests.model.random_models import FAMILIES, GROUPED, random_target, reference_model, target_from
-from tests.model.readings import BUDGET, among_siblings, read_plainly, tokens_of
+from tests.model.readings import (
+    BUDGET,
+    assert_tree_rows_equal_plain_decoding,
+    read_plainly,
+    tokens_of,
+)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -67,18 +72,7 @@ def test_a_tree_row_equals_plain_decoding_for_every_layout_of_siblings(
 ) -> None:
     target = random_target(dtype=dtype)
     cache = target.new_cache(BUDGET)
-    context = tokens_of(prefix, seed=4)
-    path = tokens_of(6, seed=5)
-    plain = read_plainly(target, cache, context + path)[prefix:]
-    chance = random.Random(6)
-    for siblings in (0, 1, 3, 9, 26):
-        sequence = cache.open(prefix + 40)
-        target.forward(cache, [SequenceRows(sequence, context)]).commit([range(prefix)])
-        tokens, parents, places = among_siblings(path, siblings, chance)
-        output = target.forward(cache, [SequenceRows(sequence, tokens, parents)])
-        for place, expected in zip(places, plain, strict=True):
-            assert torch.equal(output.logits[0][place], expected), (siblings, place)
-        cache.close(sequence)
+    assert_tree_rows_equal_plain_decoding(target, cache, prefix, (0, 1, 3, 9, 26))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

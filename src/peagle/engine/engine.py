@@ -101,7 +101,7 @@ class Engine:
         began = time.perf_counter()
         arranging = seconds.drafting
         rows = self._schedule()
-        contexts = [(part.cache.length, len(part.tokens)) for _, part in rows]
+        contexts = _contexts(rows)
         reading = any(sequence.prefilling for sequence, _ in rows)
         scheduled = time.perf_counter()
         output = self.target.forward(
@@ -214,11 +214,16 @@ class Engine:
                 prompts.append((sequence, part))
         self._arranger.arrange(
             writing,
-            [(part.cache.length, len(part.tokens)) for _, part in prompts],
+            _contexts(prompts),
             drafter=self.drafter,
             costs=self.costs,
         )
         return [*((sequence, sequence.tree_rows()) for sequence in writing), *prompts]
+
+
+def _contexts(rows: SequenceOf[tuple[Sequence, SequenceRows]]) -> list[tuple[int, int]]:
+    """Give committed positions and rows of each sequence."""
+    return [(part.cache.length, len(part.tokens)) for _, part in rows]
 
 
 def _too_long(positions: int, cache: KVCache, what: str) -> OutOfMemoryBudgetError:

@@ -161,29 +161,36 @@ struct Destination {
   }
 };
 
+// What one pair of blocks summed is put away while the next one multiplies.
+template <class Sum, class Put>
+PEAGLE_INLINE void for_pairs(std::size_t pairs, const Sum& sum, const Put& put) {
+  for (std::size_t pair = 0; pair < pairs; pair++) {
+    sum(pair);
+    if (pair > 0) put(pair - 1);
+  }
+  if (pairs > 0) put(pairs - 1);
+}
+
 // Outputs of up to sixteen rows.
 template <bool INTEGERS>
 void amx_few_rows(const Destination<INTEGERS>& to, std::size_t row, std::size_t count,
                   std::size_t first, std::size_t last) {
-  // What one call summed is put away while the next one multiplies.
   alignas(64) std::int32_t sums[2][2][256];
   const std::size_t stride = to.rows.stride, block_bytes = stride * LANES;
   const std::uint8_t* rows = to.rows.data + row * stride;
-  const auto put_pair = [&](std::size_t pair) {
-    for (std::size_t b = 0; b < 2; b++)
-      to.put_sums(sums[pair % 2][b], row, count, first + 2 * pair + b);
-  };
-  configure({0, 1, 2, 3, 4}, count);
-  const std::size_t pairs = (last - first) / 2;
-  for (std::size_t pair = 0; pair < pairs; pair++) {
+  const auto sum_pair = [&](std::size_t pair) {
     const std::uint8_t* weights = to.weight.data + (first + 2 * pair) * block_bytes;
     if (pair % 2 == 0)
       sum_one_by_two<INTEGERS, false>(weights, block_bytes, rows, stride, sums[0]);
     else
       sum_one_by_two<INTEGERS, true>(weights, block_bytes, rows, stride, sums[1]);
-    if (pair > 0) put_pair(pair - 1);
-  }
-  if (pairs > 0) put_pair(pairs - 1);
+  };
+  const auto put_pair = [&](std::size_t pair) {
+    for (std::size_t b = 0; b < 2; b++)
+      to.put_sums(sums[pair % 2][b], row, count, first + 2 * pair + b);
+  };
+  configure({0, 1, 2, 3, 4}, count);
+  for_pairs((last - first) / 2, sum_pair, put_pair);
   if ((last - first) % 2 != 0) {
     sum_one_by_one<INTEGERS>(to.weight.data + (last - 1) * block_bytes, rows, stride, sums[0][0]);
     to.put_sums(sums[0][0], row, count, last - 1);
@@ -197,6 +204,10 @@ void amx_many_rows(const Destination<INTEGERS>& to, std::size_t row, std::size_t
   alignas(64) std::int32_t sums[2][4][256];
   const std::size_t stride = to.rows.stride, block_bytes = stride * LANES;
   const std::uint8_t* rows = to.rows.data + row * stride;
+  const auto sum_pair = [&](std::size_t pair) {
+    sum_two_by_two<INTEGERS>(to.weight.data + (first + 2 * pair) * block_bytes, block_bytes, rows,
+                             stride, sums[pair % 2]);
+  };
   const auto put_pair = [&](std::size_t pair) {
     for (std::size_t b = 0; b < 2; b++) {
       to.put_sums(sums[pair % 2][b], row, TILE_ROWS, first + 2 * pair + b);
@@ -204,13 +215,7 @@ void amx_many_rows(const Destination<INTEGERS>& to, std::size_t row, std::size_t
     }
   };
   configure({2, 3, 5}, others);
-  const std::size_t pairs = (last - first) / 2;
-  for (std::size_t pair = 0; pair < pairs; pair++) {
-    sum_two_by_two<INTEGERS>(to.weight.data + (first + 2 * pair) * block_bytes, block_bytes, rows,
-                             stride, sums[pair % 2]);
-    if (pair > 0) put_pair(pair - 1);
-  }
-  if (pairs > 0) put_pair(pairs - 1);
+  for_pairs((last - first) / 2, sum_pair, put_pair);
 }
 
 template <bool INTEGERS>

@@ -19,9 +19,20 @@ struct Gathered {
 
 }  // namespace
 
+// Rows that one job takes.
+std::size_t AttentionPlan::rows_of_job() const {
+  return std::max(QUERY_ROWS / shape_.shared(), std::size_t{1});
+}
+
 // The first position that a row sees.
 std::size_t AttentionPlan::low(std::size_t position) const {
   return shape_.window == 0 || position < shape_.window ? 0 : position + 1 - shape_.window;
+}
+
+// The first place that a row sees behind position `at`.
+std::int32_t AttentionPlan::first_seen(std::size_t position, std::size_t at) const {
+  const std::size_t first = low(position);
+  return static_cast<std::int32_t>(first > at ? first - at : 0);
 }
 
 // Where the results of an own page lie: behind those of the spans, or of the pages, before it.
@@ -69,7 +80,7 @@ void AttentionPlan::make(const Shape& shape, const Kernels& kernels, const Step&
 void AttentionPlan::plan_pages(const Step& step, std::size_t part_index, std::size_t begin,
                                std::size_t end) {
   const Part& part = step.parts[part_index];
-  const std::size_t most = std::max(QUERY_ROWS / shape_.shared(), std::size_t{1});
+  const std::size_t most = rows_of_job();
   std::size_t pages = 0;
   for (std::size_t row = begin; row < end; row++)
     pages = std::max(pages, reach_[row - first_].own_page + 1);
@@ -86,7 +97,7 @@ void AttentionPlan::plan_pages(const Step& step, std::size_t part_index, std::si
       for (; row < end && reading.rows.size() < most; row++) {
         const Reach& reach = reach_[row - first_];
         if (page < (tiles_ ? reach.own_page : reach.first_page) || page > reach.own_page) continue;
-        const std::size_t position = step.positions[row], first_seen = low(position);
+        const std::size_t position = step.positions[row];
         const std::size_t seen = std::min(position + 1 - at, PAGE);
         const std::int32_t* own = part.paths.data() + part.path_of[row - part.first] +
                                   (at >= part.tail ? at - part.tail : 0);
@@ -97,8 +108,7 @@ void AttentionPlan::plan_pages(const Step& step, std::size_t part_index, std::si
         reading.rows.push_back(row - first_);
         for (std::size_t shared = 0; shared < shape_.shared(); shared++) {
           reading.own.push_back(own);
-          reading.first_seen.push_back(
-              static_cast<std::int32_t>(first_seen > at ? first_seen - at : 0));
+          reading.first_seen.push_back(first_seen(position, at));
           reading.last_seen.push_back(static_cast<std::int32_t>(seen));
         }
       }
@@ -113,7 +123,7 @@ void AttentionPlan::plan_pages(const Step& step, std::size_t part_index, std::si
 void AttentionPlan::plan_spans(const Step& step, std::size_t part_index, std::size_t begin,
                                std::size_t end) {
   const Part& part = step.parts[part_index];
-  const std::size_t most = std::max(QUERY_ROWS / shape_.shared(), std::size_t{1});
+  const std::size_t most = rows_of_job();
   std::size_t last_slot = 0;
   for (std::size_t row = begin; row < end; row++)
     last_slot = std::max(last_slot, reach_[row - first_].own_slot);
@@ -143,9 +153,8 @@ void AttentionPlan::plan_spans(const Step& step, std::size_t part_index, std::si
         found = spans_.insert(found, std::move(span));
       }
       found->rows.push_back(row - first_);
-      const std::size_t first_seen = low(step.positions[row]), at = first_page * PAGE;
       found->first_seen.insert(found->first_seen.end(), shape_.shared(),
-                               static_cast<std::int32_t>(first_seen > at ? first_seen - at : 0));
+                               first_seen(step.positions[row], first_page * PAGE));
     }
   }
 }

@@ -71,7 +71,9 @@ class AttentionPlan {
     const float* queries;
   };
 
+  std::size_t rows_of_job() const;
   std::size_t low(std::size_t position) const;
+  std::int32_t first_seen(std::size_t position, std::size_t at) const;
   std::size_t slot_of(std::size_t own_page) const;
   void plan_pages(const Step& step, std::size_t part, std::size_t begin, std::size_t end);
   void plan_spans(const Step& step, std::size_t part, std::size_t begin, std::size_t end);
