@@ -37,13 +37,13 @@ std::int32_t AttentionPlan::first_seen(std::size_t position, std::size_t at) con
 
 // Where the results of an own page lie: behind those of the spans, or of the pages, before it.
 std::size_t AttentionPlan::slot_of(std::size_t own_page) const {
-  return tiles_ ? (own_page + SPAN - 1) / SPAN : own_page;
+  return in_pairs_ ? (own_page + SPAN - 1) / SPAN : own_page;
 }
 
 void AttentionPlan::make(const Shape& shape, const Kernels& kernels, const Step& step,
                          std::size_t first, std::size_t last) {
   shape_ = shape;
-  tiles_ = attends_with_tiles(kernels, shape.head_dim);
+  in_pairs_ = attends_in_pairs(kernels, shape.head_dim);
   first_ = first;
   rows_ = last - first;
   pages_.clear();
@@ -57,7 +57,7 @@ void AttentionPlan::make(const Shape& shape, const Kernels& kernels, const Step&
     reach.first_page = low(position) / PAGE;
     reach.own_slot = slot_of(reach.own_page);
     // A row that sees its own page only has no span.
-    reach.first_slot = !tiles_                               ? reach.first_page
+    reach.first_slot = !in_pairs_                               ? reach.first_page
                        : reach.first_page < reach.own_page ? reach.first_page / SPAN
                                                              : reach.own_slot;
     reach_.push_back(reach);
@@ -69,7 +69,7 @@ void AttentionPlan::make(const Shape& shape, const Kernels& kernels, const Step&
     const std::size_t end = std::min(last, part.first + part.count);
     if (begin >= end) continue;
     plan_pages(step, p, begin, end);
-    if (tiles_) plan_spans(step, p, begin, end);
+    if (in_pairs_) plan_spans(step, p, begin, end);
   }
   const std::size_t places = slots * rows_ * shape.heads;
   sums_.grow(places * shape.head_dim);
@@ -84,7 +84,7 @@ void AttentionPlan::plan_pages(const Step& step, std::size_t part_index, std::si
   std::size_t pages = 0;
   for (std::size_t row = begin; row < end; row++)
     pages = std::max(pages, reach_[row - first_].own_page + 1);
-  for (std::size_t page = tiles_ ? part.length / PAGE : 0; page < pages; page++) {
+  for (std::size_t page = in_pairs_ ? part.length / PAGE : 0; page < pages; page++) {
     const std::size_t at = page * PAGE;
     std::size_t row = begin;
     while (row < end) {
@@ -96,7 +96,7 @@ void AttentionPlan::plan_pages(const Step& step, std::size_t part_index, std::si
       std::size_t own_first = step.width, own_last = 0;
       for (; row < end && reading.rows.size() < most; row++) {
         const Reach& reach = reach_[row - first_];
-        if (page < (tiles_ ? reach.own_page : reach.first_page) || page > reach.own_page) continue;
+        if (page < (in_pairs_ ? reach.own_page : reach.first_page) || page > reach.own_page) continue;
         const std::size_t position = step.positions[row];
         const std::size_t seen = std::min(position + 1 - at, PAGE);
         const std::int32_t* own = part.paths.data() + part.path_of[row - part.first] +

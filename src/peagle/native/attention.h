@@ -46,7 +46,7 @@ class AttentionPlan {
     std::vector<const std::int32_t*> own;        // for each query row, as in PageJob
     std::vector<std::int32_t> last_seen;
   };
-  // Those that read the same pages on tiles.
+  // Those that read the same pages in pairs.
   struct SpanRows : Rows {
     std::size_t pages;
     // Columns of the step's rows at the positions behind `tail`, where a page is not all committed.
@@ -91,7 +91,7 @@ class AttentionPlan {
                      const std::int32_t* own, std::size_t head, float* to) const;
 
   Shape shape_{};
-  bool tiles_ = false;
+  bool in_pairs_ = false;
   std::size_t first_ = 0, rows_ = 0;
   std::vector<PageRows> pages_;
   std::vector<SpanRows> spans_;

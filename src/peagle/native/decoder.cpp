@@ -286,7 +286,7 @@ void Decoder::commit(const Step& step, float* pool, std::size_t pool_pages, std:
     columns[i] = step.columns[static_cast<std::size_t>(rows[i])];
     if (places[i] + 1 == static_cast<std::int32_t>(PAGE)) filled.push_back(i);
   }
-  if (!attends_with_tiles(kernels, head_dim)) filled.clear();
+  if (!attends_in_pairs(kernels, head_dim)) filled.clear();
   // Rows from now on stand behind such a page, and read it in pairs.
   const auto pair = [&](float* from, std::size_t height, std::size_t across) {
     kernels.pair_rows(from, height, across, reinterpret_cast<std::uint16_t*>(from));

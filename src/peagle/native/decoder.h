@@ -59,7 +59,7 @@ class Decoder {
 
   // Computes the rows of a step. The pool is [layers, 2, pages, kv_heads, 64 * head_dim], keys
   // transposed within a page: [head_dim, 64], values [64, head_dim], in float32. Where the set
-  // attends with tiles, a page whose 64 positions are committed lies as `pair_rows` leaves it, in
+  // attends in pairs, a page whose 64 positions are committed lies as `pair_rows` leaves it, in
   // bfloat16, and takes the first half of its room.
   void run(Step& step, const float* pool, std::size_t pool_pages,
            const std::vector<std::size_t>& taps, PassArrays arrays);

@@ -17,8 +17,8 @@ namespace peagle {
 #if defined(__x86_64__)
 extern const Kernels avx512_kernels, avx2_kernels;
 ProductKernel amx_product, avx512_bf16_product;
-extern decltype(Kernels::attend_span) const amx_attend_span;
-extern decltype(Kernels::pair_rows) const amx_pair_rows;
+SpanKernel amx_attend_span, avx512_attend_span;
+PairKernel avx512_pair_rows;
 #elif defined(__aarch64__)
 extern const Kernels neon_kernels;
 #endif
@@ -42,18 +42,14 @@ static bool amx() {
 #endif
 
 #if defined(__x86_64__)
-// Two sets are AVX-512's but for their products and attention on tiles.
-static Kernels with_product(const Kernels& set, const char* name, ProductKernel* product) {
+// Two sets are AVX-512's but for their products and attention in bfloat16.
+static Kernels with_bfloat16(const Kernels& set, const char* name, ProductKernel* product,
+                             SpanKernel* attend_span) {
   Kernels other = set;
   other.name = name;
   other.product = product;
-  return other;
-}
-
-static Kernels with_tiles(const Kernels& set) {
-  Kernels other = with_product(set, "amx", amx_product);
-  other.attend_span = amx_attend_span;
-  other.pair_rows = amx_pair_rows;
+  other.attend_span = attend_span;
+  other.pair_rows = avx512_pair_rows;
   return other;
 }
 #endif
@@ -77,8 +73,9 @@ const Kernels* const* available_kernels() {
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512vnni");
     const bool bfloat16 = avx512 && __builtin_cpu_supports("avx512bf16");
-    static const Kernels tiles = with_tiles(avx512_kernels);
-    static const Kernels pairs = with_product(avx512_kernels, "avx512-bf16", avx512_bf16_product);
+    static const Kernels tiles = with_bfloat16(avx512_kernels, "amx", amx_product, amx_attend_span);
+    static const Kernels pairs = with_bfloat16(avx512_kernels, "avx512-bf16", avx512_bf16_product,
+                                              avx512_attend_span);
     if (bfloat16 && amx()) sets[count++] = &tiles;
     if (bfloat16) sets[count++] = &pairs;
     if (avx512) sets[count++] = &avx512_kernels;

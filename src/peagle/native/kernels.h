@@ -10,8 +10,8 @@ constexpr std::size_t BLOCK = 16;        // outputs that are packed together
 constexpr std::size_t INNER = 64;        // inputs are padded to a multiple of this
 constexpr std::size_t GROUP = 32;        // inputs that share an int4 scale and offset
 constexpr std::size_t PAGE = 64;         // positions of a page of keys and values
-constexpr std::size_t SPAN = 4;          // pages that tiles go through together
-constexpr std::size_t WIDEST_TILED = 256;  // largest head_dim that tiles attend with
+constexpr std::size_t SPAN = 4;          // pages of bfloat16 pairs that are read together
+constexpr std::size_t WIDEST_PAIRED = 256;  // largest head_dim that is attended with in pairs
 
 constexpr float MASKED = -1e30f;         // score of a key that a row does not see
 
@@ -61,7 +61,7 @@ struct PageJob {
 // Some query rows of one key head against up to SPAN whole pages, which lie as `pair_rows` leaves
 // them.
 struct SpanJob {
-  std::size_t head_dim;            // a multiple of 32, at most WIDEST_TILED
+  std::size_t head_dim;            // a multiple of 32, at most WIDEST_PAIRED
   std::size_t count;               // query rows
   const float* const* queries;     // each [head_dim], rotated and scaled
   std::size_t pages;
@@ -76,6 +76,14 @@ struct SpanJob {
 // out[row * out_stride + o] = or += product, for outputs of the blocks [first, last).
 using ProductKernel = void(const Weight&, const Rows&, std::size_t first, std::size_t last,
                            float* out, std::size_t out_stride, bool add);
+
+// Attention of a span's query rows.
+using SpanKernel = void(const SpanJob&);
+
+// Round rows [count, width] to bfloat16, each two side by side: [count / 2, width, 2], which may
+// begin where the rows do.
+using PairKernel = void(const float* rows, std::size_t count, std::size_t width,
+                        std::uint16_t* out);
 
 struct Kernels {
   const char* name;
@@ -92,20 +100,18 @@ struct Kernels {
   void (*rotate)(const float* head, const float* turn, std::size_t head_dim, float scale,
                  float* out);
   void (*attend_page)(const PageJob&);
-  // Attention on tiles, null in sets without: whole pages behind a row's own one.
-  void (*attend_span)(const SpanJob&);
-  // Round rows [count, width] to bfloat16, each two side by side: [count / 2, width, 2], which may
-  // begin where the rows do.
-  void (*pair_rows)(const float* rows, std::size_t count, std::size_t width, std::uint16_t* out);
+  // Attention in bfloat16 pairs, null in sets without: whole pages behind a row's own one.
+  SpanKernel* attend_span;
+  PairKernel* pair_rows;
   // Merge the partial results [first, last) of one query row, `stride` numbers apart.
   void (*merge)(const float* sums, const float* maxima, const float* weights, std::size_t first,
                 std::size_t last, std::size_t sums_stride, std::size_t stride,
                 std::size_t head_dim, float* out);
 };
 
-// Whether a set attends with tiles in a model of this head_dim; whole pages then lie in pairs.
-inline bool attends_with_tiles(const Kernels& kernels, std::size_t head_dim) {
-  return kernels.attend_span != nullptr && head_dim % 32 == 0 && head_dim <= WIDEST_TILED;
+// Whether a set attends in pairs in a model of this head_dim: how whole pages then lie.
+inline bool attends_in_pairs(const Kernels& kernels, std::size_t head_dim) {
+  return kernels.attend_span != nullptr && head_dim % 32 == 0 && head_dim <= WIDEST_PAIRED;
 }
 
 // The best set this processor runs, or the one named; null if it cannot run that one.

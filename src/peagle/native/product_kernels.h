@@ -25,6 +25,8 @@ PEAGLE_INLINE std::uint32_t word(const std::uint8_t* from) {
   return value;
 }
 
+PEAGLE_INLINE void prefetch(const void* from) { __builtin_prefetch(from, 0, 2); }
+
 PEAGLE_INLINE void put(float* out, std::size_t count, Floats value, bool add) {
   if (count == LANES) {
     store(out, add ? load(out) + value : value);
@@ -34,7 +36,8 @@ PEAGLE_INLINE void put(float* out, std::size_t count, Floats value, bool add) {
 }
 
 struct Int8Tile {
-  template <std::size_t ROWS, std::size_t BLOCKS>
+  // AHEAD: also fetch the blocks behind these, for the tile that follows.
+  template <std::size_t ROWS, std::size_t BLOCKS, bool AHEAD>
   static PEAGLE_INLINE void run(const peagle::Weight& weight, const peagle::Rows& rows,
                                 std::size_t row, std::size_t block, FloatSums (&out)[ROWS][BLOCKS]) {
     Sums sums[ROWS][BLOCKS];
@@ -48,8 +51,10 @@ struct Int8Tile {
     for (std::size_t k = 0; k < weight.inner; k += 4) {
       WeightVector vector[BLOCKS];
 #pragma GCC unroll 8
-      for (std::size_t b = 0; b < BLOCKS; b++)
+      for (std::size_t b = 0; b < BLOCKS; b++) {
         vector[b] = load_weight(from + b * block_bytes + k * LANES);
+        if constexpr (AHEAD) prefetch(from + (BLOCKS + b) * block_bytes + k * LANES);
+      }
 #pragma GCC unroll 8
       for (std::size_t r = 0; r < ROWS; r++) {
         const std::uint32_t four = word(values + r * rows.stride + k);
@@ -68,7 +73,7 @@ struct Int8Tile {
 
 // A vector of a group holds eight inputs: the four in its low nibbles, then those in its high ones.
 struct Int4Tile {
-  template <std::size_t ROWS, std::size_t BLOCKS>
+  template <std::size_t ROWS, std::size_t BLOCKS, bool>
   static PEAGLE_INLINE void run(const peagle::Weight& weight, const peagle::Rows& rows,
                                 std::size_t row, std::size_t block, FloatSums (&out)[ROWS][BLOCKS]) {
     const std::size_t groups = weight.inner / peagle::GROUP;
@@ -113,7 +118,7 @@ struct Int4Tile {
 };
 
 struct BFloat16Tile {
-  template <std::size_t ROWS, std::size_t BLOCKS>
+  template <std::size_t ROWS, std::size_t BLOCKS, bool>
   static PEAGLE_INLINE void run(const peagle::Weight& weight, const peagle::Rows& rows,
                                 std::size_t row, std::size_t block, FloatSums (&out)[ROWS][BLOCKS]) {
     for (std::size_t r = 0; r < ROWS; r++)
@@ -137,11 +142,11 @@ struct BFloat16Tile {
   }
 };
 
-template <class Tile, std::size_t ROWS, std::size_t BLOCKS>
+template <class Tile, std::size_t ROWS, std::size_t BLOCKS, bool AHEAD = false>
 void tile(const peagle::Weight& weight, const peagle::Rows& rows, std::size_t row,
           std::size_t block, float* out, std::size_t out_stride, bool add) {
   FloatSums values[ROWS][BLOCKS];
-  Tile::template run<ROWS, BLOCKS>(weight, rows, row, block, values);
+  Tile::template run<ROWS, BLOCKS, AHEAD>(weight, rows, row, block, values);
   for (std::size_t b = 0; b < BLOCKS; b++) {
     const std::size_t at = (block + b) * LANES;
     const std::size_t count = weight.out - at < LANES ? weight.out - at : LANES;
@@ -150,12 +155,18 @@ void tile(const peagle::Weight& weight, const peagle::Rows& rows, std::size_t ro
   }
 }
 
+// The last whole tile of several fetches the blocks behind: what it multiplies lies in the cache, so
+// that memory would rest until the next blocks' first tile.
 template <class Tile, std::size_t BLOCKS>
 void all_rows(const peagle::Weight& weight, const peagle::Rows& rows, std::size_t block,
-              float* out, std::size_t stride, bool add) {
+              std::size_t behind, float* out, std::size_t stride, bool add) {
   std::size_t row = 0;
+  const bool fetch = rows.count >= 2 * ROW_TILE && behind >= BLOCKS;
   for (; row + ROW_TILE <= rows.count; row += ROW_TILE)
-    tile<Tile, ROW_TILE, BLOCKS>(weight, rows, row, block, out, stride, add);
+    if (fetch && row + 2 * ROW_TILE > rows.count)
+      tile<Tile, ROW_TILE, BLOCKS, true>(weight, rows, row, block, out, stride, add);
+    else
+      tile<Tile, ROW_TILE, BLOCKS>(weight, rows, row, block, out, stride, add);
   const std::size_t left = rows.count - row;
   if constexpr (ROW_TILE > 4) {
     switch (left) {
@@ -179,8 +190,8 @@ void blocks_of(const peagle::Weight& weight, const peagle::Rows& rows, std::size
                std::size_t last, float* out, std::size_t stride, bool add) {
   std::size_t block = first;
   for (; block + BLOCK_TILE <= last; block += BLOCK_TILE)
-    all_rows<Tile, BLOCK_TILE>(weight, rows, block, out, stride, add);
-  for (; block < last; block++) all_rows<Tile, 1>(weight, rows, block, out, stride, add);
+    all_rows<Tile, BLOCK_TILE>(weight, rows, block, last - block - BLOCK_TILE, out, stride, add);
+  for (; block < last; block++) all_rows<Tile, 1>(weight, rows, block, 0, out, stride, add);
 }
 
 }  // namespace

@@ -6,11 +6,9 @@ namespace peagle {
 
 extern const Kernels avx512_kernels;
 ProductKernel amx_product;
-extern decltype(Kernels::attend_span) const amx_attend_span;
-extern decltype(Kernels::pair_rows) const amx_pair_rows;
+SpanKernel amx_attend_span;
 
-decltype(Kernels::attend_span) const amx_attend_span = attend_span;
-decltype(Kernels::pair_rows) const amx_pair_rows = pair_rows;
+void amx_attend_span(const SpanJob& job) { attend_span(job); }
 
 void amx_product(const Weight& weight, const Rows& rows, std::size_t first, std::size_t last,
                  float* out, std::size_t stride, bool add) {
