@@ -7,9 +7,11 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from peagle.draft.network.drafter import Drafter
+from peagle.draft.network.native_compute import NativeCompute
 from peagle.engine.arranging import TreeArranger
 from peagle.engine.costs import StepCosts
 from peagle.engine.observed_costs import ObservedCosts
@@ -18,6 +20,7 @@ from peagle.engine.step_seconds import StepSeconds
 from peagle.engine.verification import Walk, verify
 from peagle.errors import OutOfMemoryBudgetError, PeagleError
 from peagle.model.kv_cache import KVCache, pages_for
+from peagle.model.native_target import NativeTarget
 from peagle.model.rows import SequenceRows
 from peagle.model.target import StepOutput, Target
 
@@ -72,6 +75,9 @@ class Engine:
         self.costs: StepCosts | ObservedCosts | None = None
         self.seconds = StepSeconds()
         self._arranger = TreeArranger(self.seconds)
+        self._native = isinstance(target, NativeTarget) and (
+            drafter is None or isinstance(drafter.network.compute, NativeCompute)
+        )
 
     def add(self, sequence: Sequence) -> None:
         """Queue an answer.
@@ -94,6 +100,17 @@ class Engine:
 
         An answer that has ended is closed and its memory freed.
         """
+        if not self._native:
+            return self._step()
+        # Joining features would wake torch's threads, which then keep a core from the native ones.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self._step()
+        finally:
+            torch.set_num_threads(threads)
+
+    def _step(self) -> list[Sequence]:
         self._admit()
         if not self.running:
             return []

@@ -13,7 +13,9 @@ namespace peagle {
 namespace {
 
 constexpr int SPINS_IN_BARRIER = 4000;    // then give the core to whoever wants it
-constexpr int SPINS_BEFORE_SLEEP = 20000;  // about a quarter of a millisecond
+// Longer than the time between two passes of an engine that is busy, whatever a pause takes.
+constexpr std::chrono::microseconds AWAKE{1500};
+constexpr int SPINS_PER_LOOK = 64;        // at the clock
 // The caller works alone after a pass of which it waited half, at least so long.
 constexpr std::chrono::milliseconds LONG_WAIT{2};
 constexpr std::chrono::milliseconds FIRST_ALONE{20}, LONGEST_ALONE{640};
@@ -73,9 +75,11 @@ void Crew::run(const std::function<void(Team&)>& work) {
 void Crew::work_forever(std::size_t index) {
   std::size_t seen = 0;
   for (;;) {
-    int spins = 0;
-    while (generation_.load(std::memory_order_acquire) == seen && spins++ < SPINS_BEFORE_SLEEP)
+    const Clock::time_point sleepy = Clock::now() + AWAKE;
+    for (int spins = 1; generation_.load(std::memory_order_acquire) == seen; spins++) {
+      if (spins % SPINS_PER_LOOK == 0 && Clock::now() >= sleepy) break;
       pause();
+    }
     if (generation_.load(std::memory_order_acquire) == seen) {
       std::unique_lock<std::mutex> lock(sleeping_);
       wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
