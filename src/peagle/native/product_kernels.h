@@ -25,6 +25,9 @@ PEAGLE_INLINE std::uint32_t word(const std::uint8_t* from) {
   return value;
 }
 
+// Bytes that a tile fetches ahead of what it multiplies.
+constexpr std::size_t FAR = 2048;
+
 PEAGLE_INLINE void prefetch(const void* from) { __builtin_prefetch(from, 0, 2); }
 
 PEAGLE_INLINE void put(float* out, std::size_t count, Floats value, bool add) {
@@ -36,7 +39,7 @@ PEAGLE_INLINE void put(float* out, std::size_t count, Floats value, bool add) {
 }
 
 struct Int8Tile {
-  // AHEAD: also fetch the blocks behind these, for the tile that follows.
+  // What is fetched meanwhile: with AHEAD the blocks behind these, for the tile that follows.
   template <std::size_t ROWS, std::size_t BLOCKS, bool AHEAD>
   static PEAGLE_INLINE void run(const peagle::Weight& weight, const peagle::Rows& rows,
                                 std::size_t row, std::size_t block, FloatSums (&out)[ROWS][BLOCKS]) {
@@ -53,7 +56,7 @@ struct Int8Tile {
 #pragma GCC unroll 8
       for (std::size_t b = 0; b < BLOCKS; b++) {
         vector[b] = load_weight(from + b * block_bytes + k * LANES);
-        if constexpr (AHEAD) prefetch(from + (BLOCKS + b) * block_bytes + k * LANES);
+        prefetch(from + (AHEAD ? (BLOCKS + b) * block_bytes : b * block_bytes + FAR) + k * LANES);
       }
 #pragma GCC unroll 8
       for (std::size_t r = 0; r < ROWS; r++) {
