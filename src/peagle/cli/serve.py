@@ -6,10 +6,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import click
 import typer
 import yaml
-from click.core import ParameterSource
 
 from peagle.cli.options import (
     DEFAULT_MODEL,
@@ -98,10 +96,10 @@ class ServeOptions(ModelOptions):
 
 
 @with_shared_options
-def serve(options: ServeOptions) -> None:
+def serve(options: ServeOptions, *, context: typer.Context) -> None:
     """Serve a model behind OpenAI's interface."""
     if options.config is not None:
-        options = _with_file(options, options.config)
+        options = _with_file(options, options.config, context)
     settings = options.settings()
     from peagle.catalog import resolve
     from peagle.serve.request_log import set_up_logging
@@ -120,7 +118,7 @@ def serve(options: ServeOptions) -> None:
     )
 
 
-def _with_file(options: ServeOptions, path: Path) -> ServeOptions:
+def _with_file(options: ServeOptions, path: Path, context: typer.Context) -> ServeOptions:
     """Lay the options of the command line over those of a file.
 
     Raises:
@@ -142,7 +140,6 @@ def _with_file(options: ServeOptions, path: Path) -> ServeOptions:
             field="config",
         )
     known = {one.name: one.default for one in fields(ServeOptions) if one.name != "config"}
-    context = click.get_current_context()
     wanted: dict[str, Any] = {}
     for key, value in told.items():
         name = str(key).replace("-", "_")
@@ -152,7 +149,8 @@ def _with_file(options: ServeOptions, path: Path) -> ServeOptions:
                 remedy=f"Known keys: {', '.join(known)}.",
                 field=str(key),
             )
-        if context.get_parameter_source(name) in (ParameterSource.DEFAULT, None):
+        source = context.get_parameter_source(name)
+        if source is None or source.name == "DEFAULT":
             wanted[name] = _value(name, value, known[name], path)
     return replace(options, **wanted)
 
