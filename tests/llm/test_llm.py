@@ -244,3 +244,22 @@ def test_a_model_that_cannot_be_loaded_says_why(
 def test_a_drafter_file_is_found_by_path(tmp_path: Path) -> None:
     with pytest.raises(PeagleError, match=str(tmp_path)):
         LLM(MODEL, drafter=tmp_path)
+
+
+def test_pieces_carry_log_probabilities_and_the_reason_of_the_end(smollm2: LLM) -> None:
+    params = SamplingParams(max_tokens=60, logprobs=2, stop=["."])
+    whole = smollm2.generate("Name a fish.", params)[0].choices[0]
+    pieces = list(smollm2.stream("Name a fish.", params))
+    assert [one for piece in pieces for one in piece.logprobs or []] == whole.logprobs
+    assert (pieces[-1].finish_reason, pieces[-1].stop_reason) == ("stop", ".")
+    assert pieces[0].stop_reason is None
+
+
+def test_what_is_prepared_runs_once_it_is_queued(smollm2: LLM) -> None:
+    params = SamplingParams(max_tokens=5)
+    generation = smollm2.prepare("Name a fish.", params)
+    assert not smollm2.engine.waiting
+    smollm2.queue(generation)
+    wrote = [smollm2.step() for _ in range(20) if not generation.finished]
+    assert wrote[-1] == generation.sequences
+    assert generation.result.token_ids == smollm2.generate("Name a fish.", params)[0].token_ids

@@ -14,6 +14,7 @@ from peagle.cli.eval_drafter import eval_drafter
 from peagle.cli.export import export
 from peagle.cli.generate import generate
 from peagle.cli.models import models, pull
+from peagle.cli.serve import serve
 from peagle.cli.synth import synth
 from peagle.cli.train import train
 from peagle.errors import PeagleError
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    generate, chat, models, pull, export, doctor, demo, synth, train, eval_drafter, bench,
+    generate, chat, serve, models, pull, export, doctor, demo, synth, train, eval_drafter, bench,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(corpus, name="corpus")

@@ -22,15 +22,7 @@ def as_object(result: Result, llm: LLM) -> dict[str, Any]:
         "dtype": str(llm.target.dtype).removeprefix("torch."),
         "quantization": llm.target.quantization,
         "backend": llm.target.backend,
-        "speculation": {
-            "method": result.method,
-            "target_passes": statistics.target_passes,
-            "draft_passes": statistics.draft_passes,
-            "drafted_tokens": statistics.drafted_tokens,
-            "accepted_tokens": statistics.accepted_tokens,
-            "acceptance_length": statistics.acceptance_length,
-            "acceptance_by_depth": statistics.acceptance_by_depth,
-        },
+        "speculation": statistics.as_object(result.method),
         "timing": {
             "load_s": llm.load_s,
             "ttft_s": result.timing.ttft_s,

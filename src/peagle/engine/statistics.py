@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -53,6 +54,22 @@ class SpeculationStatistics:
             / self.target_passes
             for d in range(1, deepest + 1)
         ]
+
+    def as_object(self, method: str) -> dict[str, Any]:
+        """Give the counts as users see them in JSON.
+
+        Args:
+            method: How drafts were made.
+        """
+        return {
+            "method": method,
+            "target_passes": self.target_passes,
+            "draft_passes": self.draft_passes,
+            "drafted_tokens": self.drafted_tokens,
+            "accepted_tokens": self.accepted_tokens,
+            "acceptance_length": self.acceptance_length,
+            "acceptance_by_depth": self.acceptance_by_depth,
+        }
 
 
 def pooled(parts: Iterable[SpeculationStatistics]) -> SpeculationStatistics:

@@ -28,7 +28,7 @@ class Generation:
         sequences: list[EngineSequence],
         seed: int,
         *,
-        step: Callable[[], None],
+        step: Callable[[], object],
         abort: Callable[[Sequence[EngineSequence]], None],
         seconds: StepSeconds,
     ) -> None:
@@ -90,6 +90,10 @@ class Generation:
                     token_ids=sequence.output_ids[tokens:],
                     origins=sequence.origins[tokens:],
                     finish_reason=sequence.stops.finish_reason,
+                    stop_reason=sequence.stops.stop_reason,
+                    logprobs=sequence.logprobs[tokens:]
+                    if sequence.params.logprobs is not None
+                    else None,
                 )
             )
             self._told[index] = (len(sequence.output_ids), len(text))

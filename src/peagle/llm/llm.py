@@ -227,17 +227,51 @@ class LLM:
         Raises:
             PeagleError: The prompt or a setting is impossible.
         """
+        generation = self.prepare(
+            prompt,
+            params,
+            parallel_drafting_spec=parallel_drafting_spec,
+            parallel_drafting=parallel_drafting,
+        )
+        self.queue(generation)
+        return generation
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        parallel_drafting_spec: ParallelDraftingSpec | Mapping[str, Any] | str | None = None,
+        parallel_drafting: bool = True,
+    ) -> Generation:
+        """Check a request and make it ready, without queueing it; any thread may do so.
+
+        Args:
+            prompt: As in `generate`.
+            params: How tokens are chosen; greedy if None.
+            parallel_drafting_spec: How drafts are made, instead of the model's own way.
+            parallel_drafting: False turns speculation off.
+
+        Raises:
+            PeagleError: The prompt or a setting is impossible.
+        """
         spec = self._effective_spec(
             ParallelDraftingSpec.parse(parallel_drafting_spec), parallel_drafting=parallel_drafting
         )
-        generation = self._begin(prompt, params or SamplingParams(), spec)
-        self._add(generation.sequences)
-        return generation
+        return self._begin(prompt, params or SamplingParams(), spec)
 
-    def step(self) -> None:
-        """Advance all running answers by one step."""
+    def queue(self, generation: Generation) -> None:
+        """Queue a request that was made ready.
+
+        Raises:
+            OutOfMemoryBudgetError: It could never fit in the KV cache.
+        """
+        self._add(generation.sequences)
+
+    def step(self) -> list[EngineSequence]:
+        """Advance all running answers by one step; give those that wrote something or failed."""
         with self._lock:
-            self.engine.step()
+            return self.engine.step()
 
     def abort(self, sequences: Sequence[EngineSequence]) -> None:
         """Drop answers and free what they hold."""

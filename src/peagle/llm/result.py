@@ -104,6 +104,8 @@ class Piece:
         token_ids: Its tokens.
         origins: For each of them whether it was the target's own or drafted, and from what.
         finish_reason: Why the answer ended with it, or None.
+        stop_reason: The stop string or token that ended it, if one did.
+        logprobs: The model's own log-probabilities of its tokens, if they were asked for.
     """
 
     index: int
@@ -111,3 +113,5 @@ class Piece:
     token_ids: list[int]
     origins: list[Origin]
     finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+    logprobs: list[TokenLogprobs] | None = None

@@ -1,0 +1,1 @@
+"""HTTP in front of a model: requests in, tokens streamed back, many answers at a time."""

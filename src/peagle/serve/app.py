@@ -1,0 +1,71 @@
+"""The routes of a server, and what stands before them."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from peagle.serve.auth import BearerKeys
+from peagle.serve.errors import ApiError
+from peagle.serve.metrics import EngineMetrics
+from peagle.serve.openai.routes import OpenAIRoutes
+from peagle.serve.request_log import RequestLog
+from peagle.serve.service import EngineService
+from peagle.serve.settings import ServeSettings
+
+_UNEXPECTED: Final = ApiError(
+    500, "The server failed on this request; its log says why.", kind="server_error"
+)
+
+
+def build_app(
+    service: EngineService,
+    metrics: EngineMetrics,
+    settings: ServeSettings,
+    names: Iterable[str],
+) -> FastAPI:
+    """Put a server together.
+
+    Args:
+        service: The engine.
+        metrics: What it counts.
+        settings: How the server is run.
+        names: What clients may call the model.
+    """
+    app = FastAPI(title="peagle", docs_url=None, redoc_url=None)
+    app.include_router(OpenAIRoutes(service, settings, names).router)
+
+    @app.get("/health")
+    async def health() -> Response:
+        """Tell whether the server answers."""
+        return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
+
+    @app.get("/metrics")
+    async def metrics_page() -> Response:
+        """Give the metrics."""
+        return Response(metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    @app.exception_handler(ApiError)
+    async def refused(request: Request, error: ApiError) -> Response:  # noqa: ARG001
+        return JSONResponse(error.body, error.status, error.headers)
+
+    @app.exception_handler(HTTPException)
+    async def not_routed(request: Request, error: HTTPException) -> Response:
+        what = ApiError(
+            error.status_code,
+            f"{request.method} {request.url.path[:100]}: {error.detail}.",
+            code="not_found" if error.status_code == 404 else None,
+        )
+        return JSONResponse(what.body, error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:  # noqa: ARG001
+        return JSONResponse(_UNEXPECTED.body, _UNEXPECTED.status)
+
+    app.add_middleware(BearerKeys, keys=settings.api_keys)
+    app.add_middleware(RequestLog, log_prompts=settings.log_prompts)
+    return app

@@ -1,0 +1,1 @@
+"""OpenAI's interface: chat and text completions, models."""
