@@ -187,7 +187,7 @@ def test_unknown_tensor_type_is_unsupported(tiny_gguf: Path) -> None:
     at = content.index(b"output.weight") + len(b"output.weight") + 4 + 2 * 8
     assert content[at : at + 4] == struct.pack("<I", gguf.GGMLQuantizationType.Q4_1)
     tiny_gguf.write_bytes(content[:at] + struct.pack("<I", 999) + content[at + 4 :])
-    with pytest.raises(UnsupportedError, match="unknown type 999"):
+    with pytest.raises(UnsupportedError, match=r"'output\.weight' of the unknown type 999"):
         check_gguf(tiny_gguf)
 
 
@@ -198,4 +198,28 @@ def test_file_without_tensors_holds_no_weights(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.close()
     with pytest.raises(CheckpointError, match="holds no weights"):
+        check_gguf(file)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "says"),
+    [
+        ("clip", None, "the vision part of a model"),
+        ("llama", "mmproj", "the vision part of a model"),
+        ("llama", "adapter", "an adapter"),
+    ],
+)
+def test_what_is_no_language_model_is_named(
+    tmp_path: Path, architecture: str, kind: str | None, says: str
+) -> None:
+    file = tmp_path / "other.gguf"
+    writer = gguf.GGUFWriter(file, architecture)
+    if kind is not None:
+        writer.add_type(kind)
+    writer.add_tensor("v.patch_embd.weight", np.zeros(8, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedError, match=rf"other\.gguf is {says}"):
         check_gguf(file)

@@ -85,10 +85,12 @@ def check_gguf(file: Path, shown: str | None = None) -> None:
     Raises:
         ModelNotFoundError: There is no such file.
         CheckpointError: It is something else, damaged, cut off, or has no weights.
-        UnsupportedError: It is of another version, or one part of several.
+        UnsupportedError: It is of another version, one part of several, or something beside a
+            language model: its eyes, an adapter.
     """
     name = shown or str(file)
     header = read_gguf_header(file, shown)
+    _refuse_other_purpose(name, header.metadata)
     parts = header.metadata.get("split.count", 1)
     if isinstance(parts, int) and parts > 1:
         raise UnsupportedError(
@@ -102,6 +104,21 @@ def check_gguf(file: Path, shown: str | None = None) -> None:
             remedy="Choose a GGUF file of a whole model, not one of a vocabulary alone.",
             field="model",
         )
+
+
+def _refuse_other_purpose(name: str, metadata: Mapping[str, Any]) -> None:
+    kind = metadata.get("general.type", "model")
+    if kind == "mmproj" or metadata.get("general.architecture") == "clip":
+        what = "the vision part of a model (mmproj)"
+    elif kind == "adapter":
+        what = "an adapter (LoRA)"
+    else:
+        return
+    raise UnsupportedError(
+        f"{name} is {what}, not a language model.",
+        remedy="Give the GGUF file of the language model; images and adapters are not supported.",
+        field="model",
+    )
 
 
 def read_gguf_header(file: Path, shown: str | None = None) -> GGUFHeader:
@@ -203,7 +220,7 @@ class _Walk:
         kind, offset = self._number("I"), self._number("Q")
         if kind not in _TENSOR_KINDS:
             raise UnsupportedError(
-                f"{self._name} holds tensors of the unknown type {kind}.",
+                f"{self._name} holds the tensor {name!r} of the unknown type {kind}.",
                 remedy="Convert the model to a current type, such as BF16, Q8_0 or Q4_1.",
                 field="model",
             )

@@ -44,7 +44,7 @@ def prepared_folder(gguf_file: Path, dtype: torch.dtype) -> Path:
 
     def weights() -> dict[str, torch.Tensor]:
         announce(f"Preparing the weights of {gguf_file.name} (once).")
-        return {name: weight.to(dtype) for name, weight in checkpoint.tensors()}
+        return dict(checkpoint.tensors(dtype))
 
     values = sum(math.prod(tensor.shape) for tensor in checkpoint.header.tensors)
     make_folder(folder, checkpoint.config, weights, needed=values * dtype.itemsize)

@@ -9,7 +9,6 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from peagle.catalog.gguf_header import GGUFTensor
 from peagle.catalog.progress import announce
 from peagle.errors import CheckpointError
 from peagle.model.config import DecoderConfig
@@ -22,10 +21,12 @@ from peagle.model.folder_checkpoint import (
 )
 from peagle.model.gguf_blocks import INT4_KINDS, int4_blocks
 from peagle.model.gguf_checkpoint import GGUFCheckpoint
+from peagle.model.gguf_weights import GGUFWeight
 from peagle.model.prepared import cached_place, make_folder
 from peagle.model.quantized_linear import QuantizedWeight, quantized_bytes
 from peagle.model.quantized_weight import Int4Weight, Int8Weight
 from peagle.model.quantizing import quantize_int4, quantize_int8
+from peagle.model.rope import pair_neighbours
 from peagle.model.smoothing import EMBEDDING, HEAD, smoothed_weights
 from peagle.quantization import Quantization
 
@@ -167,7 +168,7 @@ class _Weights:
 
     def __init__(self, source: Source, *, own_blocks: bool) -> None:
         self._source = source
-        self._stored: dict[str, GGUFTensor] = {}
+        self._stored: dict[str, GGUFWeight] = {}
         self._found: dict[str, torch.Tensor] = {}
         if isinstance(source, GGUFCheckpoint):
             self.shown = source.path.name
@@ -189,8 +190,7 @@ class _Weights:
         if name not in (self._found or self._stored):
             raise missing_tensor(name)
         if isinstance(source, GGUFCheckpoint):
-            # In the file, query and key rows already pair neighbours.
-            weight = source.values(self._stored[name])
+            weight = _paired(source.config, name, source.values(self._stored[name]))
         else:
             weight = self._found[name]
         require_shape(name, weight.shape, self._shapes[name])
@@ -215,7 +215,17 @@ class _Weights:
         """Read these blocks."""
         assert isinstance(self._source, GGUFCheckpoint)
         stored = self._stored[name]
-        return int4_blocks(self._source.packed(stored), stored.kind)
+        packed = torch.from_numpy(self._source.packed(stored))
+        return int4_blocks(_paired(self._source.config, name, packed).numpy(), stored.kind)
+
+
+def _paired(config: DecoderConfig, name: str, rows: torch.Tensor) -> torch.Tensor:
+    """Put query and key rows in neighbouring pairs."""
+    if name.endswith("self_attn.q_proj.weight"):
+        return pair_neighbours(rows, config.num_heads)
+    if name.endswith("self_attn.k_proj.weight"):
+        return pair_neighbours(rows, config.num_kv_heads)
+    return rows
 
 
 def _parts(name: str, weight: QuantizedWeight) -> dict[str, torch.Tensor]:
