@@ -144,15 +144,15 @@ def write_sentence_piece(file: Path, architecture: str = "llama", **settings: bo
             *("<unk>", "<s>", "</s>"),
             *(f"<0x{byte:02X}>" for byte in range(256)),
             *PIECES,
-            *("[INST]", "<end_of_turn>"),
+            *("[INST]", "<|endoftext|>", "<end_of_turn>"),
         ]
     )
-    writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(len(PIECES))] + [0.0, 0.0])
+    writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(len(PIECES))] + [0.0] * 3)
     writer.add_token_types(
         [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL]
         + [TokenType.BYTE] * 256
         + [TokenType.NORMAL] * len(PIECES)
-        + [TokenType.CONTROL] * 2
+        + [TokenType.CONTROL] * 3
     )
     writer.add_unk_token_id(0)
     writer.add_bos_token_id(1)
@@ -415,9 +415,9 @@ def test_sentence_piece_ids_equal_those_of_sentencepiece(
 
 
 def test_sentence_piece_roles_and_bytes(sentence_piece: Tokenizer) -> None:
-    assert sentence_piece.eos_token_ids == {2}
+    assert sentence_piece.eos_token_ids == {2, 260 + len(PIECES), 261 + len(PIECES)}
     inst = 259 + len(PIECES)
-    assert sentence_piece.special_ids == {0, 1, 2, inst}
+    assert sentence_piece.special_ids == {0, 1, 2, inst, inst + 1, inst + 2}
     assert sentence_piece.encode("[INST]the[INST]") == [inst, 263, inst]
     assert sentence_piece.token_bytes(263) == b" the"
     assert sentence_piece.token_bytes(3 + 0xE6) == b"\xe6"
@@ -636,7 +636,7 @@ SENTENCE_PIECE_FAMILY_IDS = {
             329,
             259,
             284,
-            361,
+            362,
             13,
             260,
             262,
@@ -699,17 +699,12 @@ SENTENCE_PIECE_FAMILY_IDS = {
             1,
             263,
             284,
-            361,
-            326,
-            13,
+            362,
             260,
             262,
             360,
-            326,
-            326,
             299,
             2,
-            326,
             291,
             262,
         ],
