@@ -15,11 +15,18 @@ from peagle.model.decoder import DecoderWeights
 from peagle.model.kv_cache import PAGE_POSITIONS, KVCache
 from peagle.model.native_target import NativeTarget, obstacle
 from peagle.model.quantized_linear import QuantizedWeight
-from peagle.model.rope import pair_neighbours
 from peagle.model.rows import SequenceRows
 from peagle.model.torch_target import TorchTarget
 from peagle.quantization import Quantization
-from tests.model.random_models import CPU, FAMILIES, GROUPED, WINDOWED, quantised, reference_model
+from tests.model.random_models import (
+    CPU,
+    FAMILIES,
+    GROUPED,
+    WINDOWED,
+    quantised,
+    reference_model,
+    tensors_of,
+)
 from tests.model.readings import (
     BUDGET,
     assert_tree_rows_equal_plain_decoding,
@@ -41,12 +48,7 @@ def weights_of(
 ) -> dict[str, torch.Tensor | QuantizedWeight]:
     """Random weights by name, as a checkpoint gives them."""
     tensors: dict[str, torch.Tensor | QuantizedWeight] = {}
-    for name, weight in reference_model(config).state_dict().items():
-        kept = weight.detach().clone()
-        if name.endswith("q_proj.weight"):
-            kept = pair_neighbours(kept, config.num_heads)
-        if name.endswith("k_proj.weight"):
-            kept = pair_neighbours(kept, config.num_kv_heads)
+    for name, kept in tensors_of(reference_model(config), config).items():
         tensors[name] = kept if quantization == "none" else quantised(name, kept, quantization)
     return tensors
 

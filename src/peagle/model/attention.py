@@ -153,8 +153,8 @@ class _JobGroup:
     Attributes:
         pages: Pool pages, `[jobs]`, or a run of them that is read in place.
         queries: Which query each job row takes, `[jobs * kv_heads * width]`.
-        seen: One where a key is seen, zero elsewhere, `[jobs, 1, width, 1, 64]`.
-        bias: Zero where a key is seen, `MASKED` elsewhere, `[jobs, 1, width, 1, 64]`.
+        seen: For each window one where a key is seen, zero elsewhere, `[jobs, 1, width, 1, 64]`.
+        bias: For each window zero where a key is seen, `MASKED` elsewhere, of the same shape.
         results: Where each job row's partial result goes, `[jobs * kv_heads * width]`.
         patch_from: Rows of the step's uncommitted keys and values, `[patches]`.
         patch_to: Places in the gathered pages, `[patches]`.
@@ -164,8 +164,8 @@ class _JobGroup:
     width: int
     pages: torch.Tensor | slice
     queries: torch.Tensor
-    seen: torch.Tensor
-    bias: torch.Tensor
+    seen: list[torch.Tensor]
+    bias: list[torch.Tensor]
     results: torch.Tensor
     patch_from: torch.Tensor
     patch_to: torch.Tensor
@@ -180,6 +180,7 @@ class AttentionPlan:
         step_rows: Rows of the step's uncommitted keys and values.
         step_offset: Where the pass begins among them.
         config: The decoder's shape.
+        windows: Positions a row sees, itself included, for each kind of layer; None sees all.
         ladder: Agreeing query counts of the products with a page, multiples of
             `config.queries_per_kv_head`.
         device: Where attention runs.
@@ -195,6 +196,7 @@ class AttentionPlan:
         step_rows: int,
         step_offset: int,
         config: DecoderConfig,
+        windows: Sequence[int | None],
         ladder: RowLadder,
         device: torch.device,
         job_counts: RowLadder | None = None,
@@ -204,7 +206,7 @@ class AttentionPlan:
         self._shared = shared = config.queries_per_kv_head
         self._kv_heads = kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
-        self._window = config.sliding_window
+        self._windows = windows
         self._device = device
         positions = np.zeros(padded_rows, np.int64)
         alike: dict[int, list[_Block]] = {}
@@ -288,7 +290,11 @@ class AttentionPlan:
             uncommitted[kind].index_copy_(0, self._own, own.to(uncommitted.dtype))
 
     def attend(
-        self, queries: torch.Tensor, pool: torch.Tensor, uncommitted: torch.Tensor
+        self,
+        queries: torch.Tensor,
+        pool: torch.Tensor,
+        uncommitted: torch.Tensor,
+        window: int = 0,
     ) -> torch.Tensor:
         """Attend with every row of the pass, inside `scratch`.
 
@@ -297,6 +303,7 @@ class AttentionPlan:
             pool: One layer of the cache, `[2, pages, kv_heads, 64, head_dim]`.
             uncommitted: Keys and values of the step's rows in this layer,
                 `[2, step_rows, kv_heads, head_dim]`.
+            window: Which of the windows the layer has.
 
         Returns:
             Float32 `[rows, heads * head_dim]`.
@@ -318,9 +325,9 @@ class AttentionPlan:
             asked = flat_queries.index_select(0, group.queries).view(-1, width, head_dim)
             scores = torch.bmm(asked, keys.transpose(1, 2))
             scores = scores.view(group.jobs, kv_heads, group.width, shared, PAGE_POSITIONS)
-            maxima = (scores + group.bias).amax(-1, keepdim=True)
+            maxima = (scores + group.bias[window]).amax(-1, keepdim=True)
             # Unseen scores may exceed the maximum of the seen ones, and so are clamped above too.
-            scores.sub_(maxima).clamp_(LEAST_EXPONENT, 0).exp_().mul_(group.seen)
+            scores.sub_(maxima).clamp_(LEAST_EXPONENT, 0).exp_().mul_(group.seen[window])
             sums = torch.bmm(scores.view(-1, width, PAGE_POSITIONS), values)
             self._sums.index_copy_(0, group.results, sums.view(-1, shared * head_dim))
             self._weights.index_copy_(0, group.results, scores.sum(-1).view(-1, shared))
@@ -349,9 +356,10 @@ class AttentionPlan:
         places = np.where(padding[:, None, :], trash, places)
         keys = numbers[:, None] * PAGE_POSITIONS + np.arange(PAGE_POSITIONS)
         distance = positions[rows][:, :, None] - keys[:, None, :]
-        seen = distance >= 0
-        if self._window is not None:
-            seen &= distance < self._window
+        seen = [
+            (distance >= 0) & (True if window is None else distance < window)
+            for window in self._windows
+        ]
         # One patch moves a key and a value for every head.
         heads_patch = np.arange(kv_heads)
         job, offset, row = jobs.patches.T[:, :, None]
@@ -363,11 +371,11 @@ class AttentionPlan:
         return [
             jobs.pages,
             queries.reshape(-1),
-            seen.astype(np.float32)[:, None, :, None, :],
-            np.where(seen, 0, MASKED).astype(np.float32)[:, None, :, None, :],
             places.reshape(-1),
             origin.reshape(-1),
             target.reshape(-1),
+            *(one.astype(np.float32)[:, None, :, None, :] for one in seen),
+            *(np.where(one, 0, MASKED).astype(np.float32)[:, None, :, None, :] for one in seen),
         ]
 
     def _use(self, packed: Packed) -> None:
@@ -375,18 +383,20 @@ class AttentionPlan:
         self._packed = packed
         self._own, self._idle, *others = packed.parts
         self._groups = []
+        windows = len(self._windows)
+        each = 5 + 2 * windows
         for place, run in enumerate(self._runs):
-            pages, queries, seen, bias, results, patch_from, patch_to = others[
-                7 * place : 7 * place + 7
+            pages, queries, results, patch_from, patch_to, *masks = others[
+                each * place : each * (place + 1)
             ]
             self._groups.append(
                 _JobGroup(
-                    jobs=seen.shape[0],
-                    width=seen.shape[2],
+                    jobs=masks[0].shape[0],
+                    width=masks[0].shape[2],
                     pages=pages if run is None else run,
                     queries=queries,
-                    seen=seen,
-                    bias=bias,
+                    seen=masks[:windows],
+                    bias=masks[windows:],
                     results=results,
                     patch_from=patch_from,
                     patch_to=patch_to,

@@ -5,10 +5,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from peagle.errors import CheckpointError, UnsupportedError
+from peagle.errors import UnsupportedError
+from peagle.model.families import BY_ARCHITECTURE, BY_NAME, Experts, Family
+from peagle.model.families.family import Activation
+from peagle.model.families.reading import refuse, whole, wrong
+from peagle.model.rope_scaling import LinearScaling, LongRope, RopeScaling, Scaling, read_scaling
 
-SUPPORTED_ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral"}
+__all__ = [
+    "SUPPORTED_ARCHITECTURES",
+    "DecoderConfig",
+    "LayerAttention",
+    "LinearScaling",
+    "LongRope",
+    "RopeScaling",
+    "quantised_by_others",
+]
 
+SUPPORTED_ARCHITECTURES = {name: family.name for name, family in BY_ARCHITECTURE.items()}
 
 _QUANTISERS = {
     "gptq": "GPTQ",
@@ -20,29 +33,30 @@ _QUANTISERS = {
 }
 
 
+_VISION_KEYS = ("vision_config", "vision_tower", "mm_vision_tower", "visual")
+
+
 @dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """Llama 3's stretching of long wavelengths (transformers' `rope_type: llama3`).
+class LayerAttention:
+    """What the rows of a layer see, and how positions turn its queries and keys.
 
     Attributes:
-        factor: By how much low frequencies are slowed.
-        low_freq_factor: Wavelengths above `original_context / low_freq_factor` are slowed fully.
-        high_freq_factor: Wavelengths below `original_context / high_freq_factor` are kept.
-        original_context: Context length before stretching, in tokens.
+        window: Positions a row sees, itself included; None sees all.
+        rope_theta: Base of the rotary frequencies; None turns nothing.
+        rope_scaling: How long wavelengths are stretched, if they are.
     """
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
+    window: int | None
+    rope_theta: float | None
+    rope_scaling: Scaling | None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """The shape of a decoder of the Llama family.
+    """The shape of a decoder: Llama's, and what other families add to it or change.
 
     Attributes:
-        family: Short name of the description it came from (`llama`, `mistral`).
+        family: Short name of the description it came from (`families`).
         vocab_size: Rows of the embedding and of the output head.
         hidden_size: Width of the residual stream.
         intermediate_size: Width of the gated MLP.
@@ -56,6 +70,19 @@ class DecoderConfig:
         context_length: Most positions the model was made for.
         tied_embeddings: Whether the output head is the embedding.
         sliding_window: Positions a row sees, itself included; None sees all.
+        windowed_layers: The layers that have the window; None means all.
+        window_rope_theta: Base of the rotary frequencies in these layers, where it is another one;
+            they are not stretched then.
+        unturned_layers: Layers whose queries and keys no position turns.
+        rotary_dim: Width of the part of a head that is turned, its beginning; None is all of it.
+        attention_scale: What scores are multiplied by; None is `head_dim ** -0.5`.
+        qkv_bias: Whether queries, keys and values have biases.
+        head_norms: Whether every query and key head is normed before it is turned.
+        norms_after: Whether attention and MLP are normed again before they join the residual
+            stream.
+        wide_norms: Whether the weights of norms are applied in float32.
+        embedding_scale: What embeddings are multiplied by.
+        experts: The mixture of experts that stands in place of the MLP, if one does.
     """
 
     family: str
@@ -68,10 +95,21 @@ class DecoderConfig:
     head_dim: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: RopeScaling | None
+    rope_scaling: Scaling | None
     context_length: int
     tied_embeddings: bool
     sliding_window: int | None = None
+    windowed_layers: tuple[int, ...] | None = None
+    window_rope_theta: float | None = None
+    unturned_layers: tuple[int, ...] = ()
+    rotary_dim: int | None = None
+    attention_scale: float | None = None
+    qkv_bias: bool = False
+    head_norms: bool = False
+    norms_after: bool = False
+    wide_norms: bool = False
+    embedding_scale: float = 1.0
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         """Check that the shape is possible.
@@ -82,19 +120,76 @@ class DecoderConfig:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
                      "num_kv_heads", "head_dim", "context_length"):  # fmt: skip
             if getattr(self, name) < 1:
-                raise _wrong(name, getattr(self, name), "a positive whole number")
+                raise wrong(name, getattr(self, name), "a positive whole number")
         if self.num_heads % self.num_kv_heads:
-            raise _wrong("num_kv_heads", self.num_kv_heads, f"a divisor of {self.num_heads} heads")
+            raise wrong("num_kv_heads", self.num_kv_heads, f"a divisor of {self.num_heads} heads")
         if self.head_dim % 2:
-            raise _wrong("head_dim", self.head_dim, "an even number, for rotary pairs")
+            raise wrong("head_dim", self.head_dim, "an even number, for rotary pairs")
+        if self.rotary_dim is not None and not (
+            0 < self.rotary_dim <= self.head_dim and self.rotary_dim % 2 == 0
+        ):
+            raise wrong("rotary_dim", self.rotary_dim, f"an even number up to {self.head_dim}")
+        self._check_scaling()
+        if self.experts is not None and not (
+            0 < self.experts.active <= self.experts.count and self.experts.width > 0
+        ):
+            raise wrong(
+                "experts", self.experts, "at least as many experts as are active, not empty"
+            )
         for name in ("rms_norm_eps", "rope_theta"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise _wrong(name, getattr(self, name), "a positive number")
+                raise wrong(name, getattr(self, name), "a positive number")
 
     @property
     def queries_per_kv_head(self) -> int:
         """Query heads that share one key and value head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def query_scale(self) -> float:
+        """What scores are multiplied by."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def activation(self) -> Activation:
+        """What the gate of an MLP goes through."""
+        return BY_NAME[self.family].activation
+
+    def layer_attention(self, layer: int) -> LayerAttention:
+        """What the rows of one layer see, and how positions turn its queries and keys."""
+        windowed = self.sliding_window is not None and (
+            self.windowed_layers is None or layer in self.windowed_layers
+        )
+        theta: float | None = self.rope_theta
+        scaling = self.rope_scaling
+        if layer in self.unturned_layers:
+            theta, scaling = None, None
+        elif windowed and self.window_rope_theta is not None:
+            theta, scaling = self.window_rope_theta, None
+        return LayerAttention(self.sliding_window if windowed else None, theta, scaling)
+
+    @property
+    def attentions(self) -> tuple[LayerAttention, ...]:
+        """The kinds of attention its layers have, each once."""
+        return tuple(dict.fromkeys(map(self.layer_attention, range(self.num_layers))))
+
+    def layer_types(self) -> list[str]:
+        """The layers' kinds by the names that `config.json` has for them."""
+        windows = (self.layer_attention(layer).window for layer in range(self.num_layers))
+        return ["full_attention" if own is None else "sliding_attention" for own in windows]
+
+    def plain(self, num_layers: int) -> "DecoderConfig":
+        """Give a plain Llama of these widths, as drafters are."""
+        own_scaling = self.rope_scaling if isinstance(self.rope_scaling, RopeScaling) else None
+        common = ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads",
+                  "head_dim", "rms_norm_eps", "rope_theta", "context_length")  # fmt: skip
+        return DecoderConfig(
+            family="llama",
+            num_layers=num_layers,
+            rope_scaling=own_scaling,
+            tied_embeddings=False,
+            **{name: getattr(self, name) for name in common},
+        )
 
     @property
     def default_taps(self) -> tuple[int, ...]:
@@ -115,18 +210,37 @@ class DecoderConfig:
             "lm_head.weight": (self.vocab_size, hidden),
         }
         layer: dict[str, tuple[int, ...]] = {
-            "input_layernorm": (hidden,),
-            "self_attn.q_proj": (width, hidden),
-            "self_attn.k_proj": (kv_width, hidden),
-            "self_attn.v_proj": (kv_width, hidden),
-            "self_attn.o_proj": (hidden, width),
-            "post_attention_layernorm": (hidden,),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
+            "input_layernorm.weight": (hidden,),
+            "self_attn.q_proj.weight": (width, hidden),
+            "self_attn.k_proj.weight": (kv_width, hidden),
+            "self_attn.v_proj.weight": (kv_width, hidden),
+            "self_attn.o_proj.weight": (hidden, width),
+            "post_attention_layernorm.weight": (hidden,),
         }
+        if self.qkv_bias:
+            layer |= {
+                "self_attn.q_proj.bias": (width,),
+                "self_attn.k_proj.bias": (kv_width,),
+                "self_attn.v_proj.bias": (kv_width,),
+            }
+        if self.head_norms:
+            layer |= {
+                "self_attn.q_norm.weight": (self.head_dim,),
+                "self_attn.k_norm.weight": (self.head_dim,),
+            }
+        if self.norms_after:
+            layer |= {
+                "pre_feedforward_layernorm.weight": (hidden,),
+                "post_feedforward_layernorm.weight": (hidden,),
+            }
+        if self.experts is None:
+            layer |= _mlp_shapes("mlp.", hidden, inner)
+        else:
+            layer["mlp.gate.weight"] = (self.experts.count, hidden)
+            for expert in range(self.experts.count):
+                layer |= _mlp_shapes(f"mlp.experts.{expert}.", hidden, self.experts.width)
         for index in range(self.num_layers):
-            shapes |= {f"model.layers.{index}.{part}.weight": layer[part] for part in layer}
+            shapes |= {f"model.layers.{index}.{part}": layer[part] for part in layer}
         return shapes
 
     @classmethod
@@ -137,59 +251,36 @@ class DecoderConfig:
             UnsupportedError: The architecture or its rope scaling is not one this engine runs.
             CheckpointError: A value is missing or impossible.
         """
-        architectures = config.get("architectures") or [None]
-        family = SUPPORTED_ARCHITECTURES.get(architectures[0])
-        if family is None:
-            known = ", ".join(SUPPORTED_ARCHITECTURES)
-            raise UnsupportedError(
-                f"The architecture {architectures[0]!r} is not supported.",
-                remedy=f"This engine runs {known}.",
-                field="architectures",
-            )
-        for bias in ("attention_bias", "mlp_bias"):
-            if config.get(bias):
-                raise UnsupportedError(
-                    f"{bias} is true, which this engine does not run for {architectures[0]}.",
-                    remedy="Use a checkpoint without biases.",
-                    field=bias,
-                )
-        if config.get("quantization_config"):
-            raise quantised_by_others(
-                str(config["quantization_config"].get("quant_method", "unknown"))
-            )
-        if config.get("hidden_act", "silu") != "silu":
-            raise UnsupportedError(
-                f"hidden_act {config['hidden_act']!r} is not supported.",
-                remedy="The Llama family uses silu.",
-                field="hidden_act",
-            )
-        read = _Reader(config)
-        heads, hidden = read.whole("num_attention_heads"), read.whole("hidden_size")
+        family, config = _family_of(config)
+        _check_runs(family, config)
+        heads, hidden = whole(config, "num_attention_heads"), whole(config, "hidden_size")
+        if heads < 1:
+            raise wrong("num_attention_heads", heads, "a positive whole number")
         # transformers 5 writes rope_parameters; before, rope_theta stood beside rope_scaling.
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
-        return cls(
-            family=family,
-            vocab_size=read.whole("vocab_size"),
-            hidden_size=hidden,
-            intermediate_size=read.whole("intermediate_size"),
-            num_layers=read.whole("num_hidden_layers"),
-            num_heads=heads,
-            num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            rope_theta=float(theta),
-            rope_scaling=_rope_scaling(rope),
-            context_length=config.get("max_position_embeddings") or 2048,
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-            sliding_window=config.get("sliding_window") if family == "mistral" else None,
-        )
+        rope = rope.get("full_attention", rope)
+        read: dict[str, Any] = {
+            "family": family.name,
+            "vocab_size": whole(config, "vocab_size"),
+            "hidden_size": hidden,
+            "intermediate_size": whole(config, "intermediate_size"),
+            "num_layers": whole(config, "num_hidden_layers"),
+            "num_heads": heads,
+            "num_kv_heads": config.get("num_key_value_heads") or heads,
+            "head_dim": config.get("head_dim") or hidden // heads,
+            "rms_norm_eps": float(config.get("rms_norm_eps", 1e-6)),
+            "rope_theta": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
+            "rope_scaling": read_scaling(rope, config),
+            "context_length": config.get("max_position_embeddings") or 2048,
+            "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        }
+        return cls(**read | family.read(config))
 
     def to_hugging_face(self) -> dict[str, Any]:
         """Write the same configuration as a `config.json`."""
-        architectures = {family: name for name, family in SUPPORTED_ARCHITECTURES.items()}
+        family = BY_NAME[self.family]
         written: dict[str, Any] = {
-            "architectures": [architectures[self.family]],
+            "architectures": [family.architecture],
             "model_type": self.family,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -198,57 +289,74 @@ class DecoderConfig:
             "num_attention_heads": self.num_heads,
             "num_key_value_heads": self.num_kv_heads,
             "head_dim": self.head_dim,
-            "hidden_act": "silu",
+            family.activation_key: family.activation_name,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
             "max_position_embeddings": self.context_length,
             "tie_word_embeddings": self.tied_embeddings,
         }
-        if self.family == "mistral":
-            written["sliding_window"] = self.sliding_window
         if self.rope_scaling is not None:
-            written["rope_scaling"] = {
-                "rope_type": "llama3",
-                "factor": self.rope_scaling.factor,
-                "low_freq_factor": self.rope_scaling.low_freq_factor,
-                "high_freq_factor": self.rope_scaling.high_freq_factor,
-                "original_max_position_embeddings": self.rope_scaling.original_context,
-            }
-        return written
+            written["rope_scaling"] = self.rope_scaling.to_hugging_face()
+        return written | family.write(self)
+
+    def _check_scaling(self) -> None:
+        if isinstance(self.rope_scaling, LongRope):
+            pairs = (self.rotary_dim or self.head_dim) // 2
+            for divisors in (self.rope_scaling.short, self.rope_scaling.long):
+                if len(divisors) != pairs or min(divisors) <= 0:
+                    raise wrong("rope_scaling", divisors, f"{pairs} positive divisors")
 
 
-class _Reader:
-    """Reads whole numbers that must be there."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = config
-
-    def whole(self, name: str) -> int:
-        value = self._config.get(name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise _wrong(name, value, "a whole number")
-        return value
+def _mlp_shapes(at: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{at}gate_proj.weight": (inner, hidden),
+        f"{at}up_proj.weight": (inner, hidden),
+        f"{at}down_proj.weight": (hidden, inner),
+    }
 
 
-def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind != "llama3":
+def _family_of(config: Mapping[str, Any]) -> tuple[Family, Mapping[str, Any]]:
+    """Find a configuration's family; of a model with an image encoder, the text part is read.
+
+    Raises:
+        UnsupportedError: This engine does not run it.
+    """
+    architecture = (config.get("architectures") or [None])[0]
+    family = BY_ARCHITECTURE.get(architecture)
+    if family is not None:
+        own = config.get("text_config", {}) if architecture == family.vision else config
+        return family, {**family.defaults, **own}
+    known = ", ".join(BY_ARCHITECTURE)
+    if any(config.get(key) for key in _VISION_KEYS):
         raise UnsupportedError(
-            f"rope scaling {kind!r} is not supported.",
-            remedy="This engine runs the default rotary embedding and llama3's scaling.",
-            field="rope_scaling",
+            f"The architecture {architecture!r} reads images, which is not supported.",
+            remedy=f"Use a text model; this engine runs {known} (Gemma 3 without its images).",
+            field="architectures",
         )
-    try:
-        return RopeScaling(
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_context=int(rope["original_max_position_embeddings"]),
+    raise UnsupportedError(
+        f"The architecture {architecture!r} is not supported.",
+        remedy=f"This engine runs {known}.",
+        field="architectures",
+    )
+
+
+def _check_runs(family: Family, config: Mapping[str, Any]) -> None:
+    """Refuse what a family's description does not cover.
+
+    Raises:
+        UnsupportedError: The configuration turns it on.
+    """
+    for bias in family.biases_told:
+        refuse(config, bias, f"{family.title} runs here without it: use such a checkpoint.")
+    if config.get("quantization_config"):
+        raise quantised_by_others(str(config["quantization_config"].get("quant_method", "unknown")))
+    activation = config.get(family.activation_key, family.activation_name)
+    if activation != family.activation_name:
+        raise UnsupportedError(
+            f"{family.activation_key} {activation!r} is not supported.",
+            remedy=f"{family.title} is run with {family.activation_name}.",
+            field=family.activation_key,
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise _wrong("rope_scaling", dict(rope), "llama3's four numbers") from error
 
 
 def quantised_by_others(method: str) -> UnsupportedError:
@@ -259,12 +367,4 @@ def quantised_by_others(method: str) -> UnsupportedError:
         remedy="Use the unquantised safetensors of the same model (quantization int8 or int4 then "
         "quantises them at load), or a GGUF file.",
         field="quantization_config",
-    )
-
-
-def _wrong(name: str, value: object, wanted: str) -> CheckpointError:
-    return CheckpointError(
-        f"The model's configuration has {name} = {value!r}.",
-        remedy=f"It must be {wanted}; fetch the model again or correct its config.json.",
-        field=name,
     )

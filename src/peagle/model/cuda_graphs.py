@@ -95,7 +95,8 @@ class _CapturedPass:
     def __init__(
         self, one: Pass, uncommitted: torch.Tensor, layers: Layers, capture: Capture
     ) -> None:
-        self._tokens, self._turns = one.tokens.clone(), one.turns.clone()
+        self._tokens = one.tokens.clone()
+        self._turns = [turns.clone() for turns in one.turns]
         self._plan = one.plan.twin()
         self._outputs: list[torch.Tensor] = []
         # Held by the body alone, which a graph makes needless: the cache is free to go.
@@ -104,7 +105,7 @@ class _CapturedPass:
             tokens=self._tokens,
             turns=self._turns,
             plan=self._plan,
-            step=PlannedStep(one.step.cache, [], [], 0, uncommitted, []),
+            step=PlannedStep(one.step.cache, [], [], 0, uncommitted, one.step.kinds, []),
         )
         outputs = self._outputs
 
@@ -120,7 +121,8 @@ class _CapturedPass:
     def run(self, one: Pass) -> tuple[torch.Tensor, torch.Tensor]:
         """Run a pass of this shape."""
         self._tokens.copy_(one.tokens)
-        self._turns.copy_(one.turns)
+        for kept, turns in zip(self._turns, one.turns, strict=True):
+            kept.copy_(turns)
         self._plan.load(one.plan)
         self._replay()
         residual, tapped = self._outputs

@@ -11,7 +11,8 @@ from safetensors import SafetensorError, safe_open
 
 from peagle.errors import CheckpointError
 from peagle.model.config import DecoderConfig, quantised_by_others
-from peagle.model.rope import pair_neighbours
+from peagle.model.families import BY_NAME
+from peagle.model.rope import in_pairs
 
 _INDEX = "model.safetensors.index.json"
 # Files by which older releases of these programs say what config.json says today.
@@ -19,7 +20,7 @@ _OLDER_QUANTISERS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 class FolderCheckpoint:
-    """A Hugging Face folder of the Llama family.
+    """A Hugging Face folder of one of the families that run.
 
     Args:
         folder: Where `config.json` and the safetensors files lie.
@@ -42,13 +43,23 @@ class FolderCheckpoint:
         Raises:
             CheckpointError: A shard is missing, truncated or corrupt.
         """
-        found = read_tensors(self.folder)
-        for name, weight in found.items():
-            if name.endswith("self_attn.q_proj.weight"):
-                found[name] = pair_neighbours(weight, self.config.num_heads)
-            elif name.endswith("self_attn.k_proj.weight"):
-                found[name] = pair_neighbours(weight, self.config.num_kv_heads)
-        return found
+        return common_tensors(self.config, read_tensors(self.folder))
+
+
+def common_tensors(
+    config: DecoderConfig, tensors: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Give a checkpoint's tensors the names, meaning and order that all families share.
+
+    Args:
+        config: The model's shape.
+        tensors: As Hugging Face's checkpoints of the family hold them.
+
+    Returns:
+        As `NamedWeights` wants them: query and key rows in neighbouring pairs, nothing fused.
+    """
+    named = BY_NAME[config.family].named(tensors, config)
+    return {name: in_pairs(config, name, weight) for name, weight in named.items()}
 
 
 def missing_tensor(name: str) -> CheckpointError:

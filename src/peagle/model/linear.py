@@ -83,14 +83,31 @@ def product_ladder(
         device: Where.
     """
     shapes, counts = sorted(set(shapes)), row_counts(device)
-
-    def product(out: int, inner: int) -> Callable[[int], torch.Tensor]:
-        rows, weight = cancelling_operands(counts[-1], inner, out, dtype, device)
-        linear = Linear(weight)
-        return lambda count: linear(rows[:count].contiguous())
-
-    products = [product(out, inner) for out, inner in shapes]
+    products = product_witnesses(shapes, dtype, device)
     if device.type == "cpu":
         return agreeing_ladder(products)
     sums = sum_witnesses([inner for _, inner in shapes], counts[-1], device)
     return agreeing_ladder(products + sums, counts, from_first=True)
+
+
+def product_witnesses(
+    shapes: Iterable[tuple[int, int]], dtype: torch.dtype, device: torch.device
+) -> list[Callable[[int], torch.Tensor]]:
+    """Make products of equal rows with weights of these shapes.
+
+    Args:
+        shapes: `(out, in)` of every weight.
+        dtype: What products are computed in.
+        device: Where.
+
+    Returns:
+        Each takes a row count and gives `[count, out]`.
+    """
+
+    def product(out: int, inner: int) -> Callable[[int], torch.Tensor]:
+        most = row_counts(device)[-1]
+        rows, weight = cancelling_operands(most, inner, out, dtype, device)
+        linear = Linear(weight)
+        return lambda count: linear(rows[:count].contiguous())
+
+    return [product(out, inner) for out, inner in sorted(set(shapes))]

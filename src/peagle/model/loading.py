@@ -1,5 +1,6 @@
 """From a model's files to a target model and its tokenizer, ready to run."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -286,11 +287,14 @@ def _torch_target(
 
 def _weight_bytes(checkpoint: FolderCheckpoint, dtype: torch.dtype) -> int:
     config = checkpoint.config
-    attention = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    layer = config.hidden_size * (attention + 3 * config.intermediate_size)
+    values = sum(
+        math.prod(shape)
+        for name, shape in config.tensor_shapes().items()
+        if name.endswith("_proj.weight")
+    )
     # A tied head counts too: its product keeps a copy in the layout it multiplies fastest.
     tables = 2 * config.vocab_size * config.hidden_size
-    return (config.num_layers * layer + tables) * dtype.itemsize
+    return (values + tables) * dtype.itemsize
 
 
 def _require_memory(weight_bytes: int, device: torch.device) -> None:

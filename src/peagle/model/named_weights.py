@@ -62,21 +62,58 @@ class NamedWeights:
         return torch.cat([weight for weight in weights if isinstance(weight, torch.Tensor)])
 
 
-def layer_products(index: int) -> dict[str, tuple[str, ...]]:
-    """Names of the weights that are fused in a layer's products, by the product's name."""
-    attention, mlp = f"model.layers.{index}.self_attn.", f"model.layers.{index}.mlp."
-    return {
+def layer_products(config: DecoderConfig, index: int) -> dict[str, tuple[str, ...]]:
+    """Names of the weights that are fused in a layer's products, by the product's name.
+
+    A layer with experts has no MLP of its own (`expert_products`).
+    """
+    at = f"model.layers.{index}."
+    attention = at + "self_attn."
+    products: dict[str, tuple[str, ...]] = {
         "query_key_value": tuple(attention + f"{part}_proj.weight" for part in ("q", "k", "v")),
         "attention_out": (attention + "o_proj.weight",),
-        "gate_up": (mlp + "gate_proj.weight", mlp + "up_proj.weight"),
-        "down": (mlp + "down_proj.weight",),
     }
+    return products if config.experts is not None else products | _mlp_products(at + "mlp.")
 
 
-def layer_norms(index: int) -> dict[str, str]:
-    """Names of a layer's norms, by what they stand before."""
+def expert_products(index: int, expert: int) -> dict[str, tuple[str, ...]]:
+    """Give the same for one expert of a layer."""
+    return _mlp_products(f"model.layers.{index}.mlp.experts.{expert}.")
+
+
+def router_name(index: int) -> str:
+    """Name of the weight that chooses a layer's experts."""
+    return f"model.layers.{index}.mlp.gate.weight"
+
+
+def layer_biases(config: DecoderConfig, index: int) -> tuple[str, ...]:
+    """Names of the biases of a layer's queries, keys and values, in this order; none as a rule."""
+    at = f"model.layers.{index}.self_attn."
+    return tuple(at + f"{part}_proj.bias" for part in ("q", "k", "v")) if config.qkv_bias else ()
+
+
+def layer_norms(config: DecoderConfig, index: int) -> dict[str, str]:
+    """Names of a layer's norms, by what they are for."""
     at = f"model.layers.{index}."
+    norms = {"attention_norm": at + "input_layernorm.weight"}
+    if config.norms_after:
+        norms |= {
+            "norm_after_attention": at + "post_attention_layernorm.weight",
+            "mlp_norm": at + "pre_feedforward_layernorm.weight",
+            "norm_after_mlp": at + "post_feedforward_layernorm.weight",
+        }
+    else:
+        norms["mlp_norm"] = at + "post_attention_layernorm.weight"
+    if config.head_norms:
+        norms |= {
+            "query_norm": at + "self_attn.q_norm.weight",
+            "key_norm": at + "self_attn.k_norm.weight",
+        }
+    return norms
+
+
+def _mlp_products(at: str) -> dict[str, tuple[str, ...]]:
     return {
-        "attention_norm": at + "input_layernorm.weight",
-        "mlp_norm": at + "post_attention_layernorm.weight",
+        "gate_up": (at + "gate_proj.weight", at + "up_proj.weight"),
+        "down": (at + "down_proj.weight",),
     }

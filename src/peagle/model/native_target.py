@@ -97,8 +97,10 @@ class NativeTarget:
 
         layers = []
         for index in range(config.num_layers):
-            norms = layer_norms(index)
-            products = {name: packed(*parts) for name, parts in layer_products(index).items()}
+            norms = layer_norms(config, index)
+            products = {
+                name: packed(*parts) for name, parts in layer_products(config, index).items()
+            }
             layers.append((
                 float32(found.tensor(norms["attention_norm"])),
                 products["query_key_value"],
@@ -107,7 +109,7 @@ class NativeTarget:
                 products["gate_up"],
                 products["down"],
             ))  # fmt: skip
-        first = found.weight(layer_products(0)["down"][0])
+        first = found.weight(layer_products(config, 0)["down"][0])
         if not isinstance(first, torch.Tensor):
             self.quantization = "int8" if isinstance(first, Int8Weight) else "int4"
         head = packed("model.embed_tokens.weight" if found.tied_head else "lm_head.weight")
@@ -255,11 +257,28 @@ def obstacle(config: DecoderConfig, dtype: torch.dtype, quantization: Quantizati
         return absence
     if quantization == "none" and dtype != torch.bfloat16:
         return f"it computes in bfloat16, int8 and int4, not in {str(dtype).removeprefix('torch.')}"
+    piece = _missing_piece(config)
+    if piece is not None:
+        return f"it has no {piece}"
     for name in ("hidden_size", "intermediate_size", "head_dim"):
         width = getattr(config, name)
         if width % _LANES:
             return f"{name} is {width}, no multiple of {_LANES}"
     return None
+
+
+def _missing_piece(config: DecoderConfig) -> str | None:
+    """Name what a decoder has and the native step has not; None if it has everything."""
+    pieces = {
+        "mixture of experts": config.experts is not None,
+        "biases of queries, keys and values": config.qkv_bias,
+        "norms of query and key heads": config.head_norms,
+        "norms behind attention and MLP": config.norms_after,
+        "layers with windows or turns of their own": len(config.attentions) > 1,
+        "activation but silu": config.activation != "silu",
+        "scaled embeddings": config.embedding_scale != 1,
+    }
+    return next((piece for piece, there in pieces.items() if there), None)
 
 
 def packed_weight(weights: torch.Tensor | list[QuantizedWeight]) -> "PackedWeight":
@@ -277,9 +296,7 @@ def packed_weight(weights: torch.Tensor | list[QuantizedWeight]) -> "PackedWeigh
 
 def turns_by_position(config: DecoderConfig) -> "NDArray[np.float32]":
     """Cosines, then sines with the sign of each value's partner, `[context, 2, head_dim]`."""
-    rope = RotaryEmbedding(
-        config.head_dim, config.rope_theta, config.rope_scaling, config.context_length, _CPU
-    )
+    rope = RotaryEmbedding.of(config, config.layer_attention(0), _CPU)
     turns = rope.turns(torch.arange(config.context_length))[:, 0]
     cosines = turns.real.repeat_interleave(2, -1)
     sines = torch.stack([-turns.imag, turns.imag], -1).flatten(1)

@@ -1,7 +1,7 @@
 """Cut the rows of a step into passes of a verified size, and commit the rows that are kept."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,7 +24,7 @@ class Pass:
         count: Its rows, without padding.
         tokens: Their tokens and the padding's, `[padded]`.
         plan: Which keys each row reads.
-        turns: Rotations of query and key heads, queries scaled,
+        turns: For each kind of attention rotations of query and key heads, queries scaled,
             `[padded, heads + kv_heads, head_dim / 2]`.
         step: The step it belongs to.
     """
@@ -33,13 +33,18 @@ class Pass:
     count: int
     tokens: torch.Tensor
     plan: AttentionPlan
-    turns: torch.Tensor
+    turns: Sequence[torch.Tensor]
     step: "PlannedStep"
 
     def memory(self, layer: int) -> LayerMemory:
         """What the rows attend to in one layer."""
+        window, kind = self.step.kinds[layer]
         return LayerMemory(
-            self.plan, self.turns, self.step.cache.pool[layer], self.step.uncommitted[layer]
+            self.plan,
+            window,
+            self.turns[kind],
+            self.step.cache.pool[layer],
+            self.step.uncommitted[layer],
         )
 
 
@@ -53,6 +58,7 @@ class PlannedStep:
         offsets: Where each sequence's rows begin among the rows of the step.
         total: Rows of the step.
         uncommitted: `[layers, 2, total + padding, kv_heads, head_dim]`, as the KV cache's.
+        kinds: For each layer which of the plans' windows and of the passes' rotations it has.
         passes: In order; a pass reads what the passes before it wrote.
     """
 
@@ -61,6 +67,7 @@ class PlannedStep:
     offsets: list[int]
     total: int
     uncommitted: torch.Tensor
+    kinds: Sequence[tuple[int, int]]
     passes: list[Pass]
 
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
@@ -119,15 +126,18 @@ class PassPlanner:
         else:
             self.query_ladder = page_ladder(config, device)
         self._device = device
-        self._rope = RotaryEmbedding(
-            config.head_dim,
-            config.rope_theta,
-            config.rope_scaling,
-            config.context_length,
-            device,
-        )
+        attentions = config.attentions
+        self._windows = list(dict.fromkeys(kind.window for kind in attentions))
+        turnings = dict.fromkeys(replace(kind, window=None) for kind in attentions)
+        self._ropes = [RotaryEmbedding.of(config, turning, device) for turning in turnings]
+        places = {turning: place for place, turning in enumerate(turnings)}
+        layers = map(config.layer_attention, range(config.num_layers))
+        self._kinds = [
+            (self._windows.index(kind.window), places[replace(kind, window=None)])
+            for kind in layers
+        ]
         scale = torch.ones(config.num_heads + config.num_kv_heads, device=device)
-        scale[: config.num_heads] = config.head_dim**-0.5
+        scale[: config.num_heads] = config.query_scale
         self._head_scale = scale[None, :, None]
 
     def plan(self, cache: KVCache, rows: Sequence[SequenceRows]) -> PlannedStep:
@@ -144,7 +154,7 @@ class PassPlanner:
             dtype=cache.pool.dtype,
             device=self._device,
         )
-        step = PlannedStep(cache, rows, offsets, total, uncommitted, [])
+        step = PlannedStep(cache, rows, offsets, total, uncommitted, self._kinds, [])
         step.passes.extend(
             self._pass(step, first, min(first + most, total)) for first in range(0, total, most)
         )
@@ -183,16 +193,17 @@ class PassPlanner:
             step_rows=step.uncommitted.shape[2],
             step_offset=first,
             config=self.config,
+            windows=self._windows,
             ladder=self.query_ladder,
             device=self._device,
             job_counts=self.job_counts,
         )
-        turns = self._rope.turns(torch.tensor(positions, device=self._device)) * self._head_scale
+        places = torch.tensor(positions, device=self._device)
         return Pass(
             first=first,
             count=last - first,
             tokens=torch.tensor(tokens, device=self._device),
             plan=plan,
-            turns=turns,
+            turns=[rope.turns(places) * self._head_scale for rope in self._ropes],
             step=step,
         )

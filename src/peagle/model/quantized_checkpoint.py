@@ -65,7 +65,7 @@ class QuantizedCheckpoint:
                 found[name] = Int8Weight(part, parts[f"{name}.scales"])
             elif field == "nibbles":
                 found[name] = Int4Weight(part, parts[f"{name}.scales"], parts[f"{name}.offsets"])
-            elif field == "weight":
+            elif field in ("weight", "bias"):
                 found[key] = part
         return found
 
@@ -117,14 +117,15 @@ def model_bytes(
         quantization: `int8` or `int4`.
         embedding_dtype: What embeddings are looked up in.
     """
-    hidden, inner = config.hidden_size, config.intermediate_size
-    width = config.num_heads * config.head_dim
-    fused = width + 2 * config.num_kv_heads * config.head_dim
-    shapes = [(fused, hidden), (hidden, width), (2 * inner, hidden), (hidden, inner)]
-    layer = sum(quantized_bytes(shape, quantization) for shape in shapes)
-    head = quantized_bytes((config.vocab_size, hidden), "int8")
-    embedding = config.vocab_size * hidden * embedding_dtype.itemsize
-    return config.num_layers * layer + head + embedding
+    shapes = config.tensor_shapes()
+    products = sum(
+        quantized_bytes((shape[0], shape[1]), quantization)
+        for name, shape in shapes.items()
+        if name.endswith("_proj.weight")
+    )
+    head = quantized_bytes((config.vocab_size, config.hidden_size), "int8")
+    embedding = config.vocab_size * config.hidden_size * embedding_dtype.itemsize
+    return products + head + embedding
 
 
 def _quantized(
@@ -139,14 +140,13 @@ def _quantized(
     parts: dict[str, torch.Tensor] = {}
     smoothed = smoothed_weights(source.config, weights.read, tokens, fixed=weights.has_own_blocks)
     with Progress(console=Console(stderr=True), transient=True, disable=not terminal) as progress:
-        # Nine tensors a layer; embedding, norm and head.
-        total = 9 * source.config.num_layers + 3
+        total = len(source.config.tensor_shapes())
         for name, weight in progress.track(smoothed, total, description=what):
             if weights.has_own_blocks(name):
                 parts |= _parts(name, weights.own_blocks(name))
             elif name == EMBEDDING:
                 parts[name] = weight.to(torch.bfloat16)
-            elif name.endswith("norm.weight"):
+            elif name != HEAD and not name.endswith("_proj.weight"):
                 parts[name] = weight
             elif name == HEAD or quantization == "int8":
                 parts |= _parts(name, quantize_int8(weight))

@@ -79,14 +79,17 @@ def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (wide / divisors).round_().clamp_(-INT8_MOST, INT8_MOST).to(torch.int8), scales
 
 
-def quantized_ladder(products: Iterable[QuantizedLinear]) -> RowLadder:
+def quantized_ladder(
+    products: Iterable[QuantizedLinear], others: Iterable[Callable[[int], torch.Tensor]] = ()
+) -> RowLadder:
     """Row counts on which these products agree, measured: all of them, unless a kernel errs.
 
     Args:
         products: The products of a model, all on one device.
+        others: Witnesses of what else has to agree (`linear.product_witnesses`).
     """
     kinds = {(type(product.weight).__name__, product.shape): product for product in products}
-    witnesses = [_witness(kinds[kind]) for kind in sorted(kinds)]
+    witnesses = [*(_witness(kinds[kind]) for kind in sorted(kinds)), *others]
     device = next(iter(kinds.values())).weight.scales.device
     if device.type == "cpu":
         return agreeing_ladder(witnesses)

@@ -9,14 +9,23 @@ model computes the very same numbers.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from peagle.model.config import DecoderConfig
-from peagle.model.decoder import rms_norm, silu
+from peagle.model.config import DecoderConfig, LayerAttention
+from peagle.model.decoder import rms_norm
+from peagle.model.families import Experts
+from peagle.model.mlp import ACTIVATIONS, chosen_experts, silu
+from peagle.model.named_weights import (
+    expert_products,
+    layer_biases,
+    layer_norms,
+    layer_products,
+    router_name,
+)
 from peagle.model.rope import RotaryEmbedding, rotate
 from peagle.model.tokenizer import Tokenizer
 
@@ -57,43 +66,134 @@ def smoothed_weights(
     smooth = functools.partial(_factors, fixed=fixed)
     embedding = weight(EMBEDDING)
     yield EMBEDDING, embedding
-    residual = embedding[torch.tensor(tokens)].float()
-    attend = _Attention(config, len(tokens))
+    residual = embedding[torch.tensor(tokens)].float() * config.embedding_scale
+    attentions = {kind: _Attention(config, kind, len(tokens)) for kind in config.attentions}
     for index in range(config.num_layers):
-        at = f"model.layers.{index}."
-        query, key, value, out, gate, up, down = (
-            at + f"{part}_proj.weight"
-            for part in (
-                "self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o",
-                "mlp.gate", "mlp.up", "mlp.down",
-            )
-        )  # fmt: skip
-        norms = at + "input_layernorm.weight", at + "post_attention_layernorm.weight"
-        names = (query, key, value, out, gate, up, down, *norms)
-        own = {name: weight(name).float() for name in names}
-
-        entering = rms_norm(residual, own[norms[0]], config.rms_norm_eps)
-        attended = attend(*(entering @ own[name].T for name in (query, key, value)))
-        residual = residual + attended @ own[out].T
-        factors = smooth(entering, {name: own[name] for name in (query, key, value)})
-        own[norms[0]] = own[norms[0]] / factors
-        own |= {name: own[name] * factors for name in (query, key, value)}
-
-        entering = rms_norm(residual, own[norms[1]], config.rms_norm_eps)
-        inner = silu(entering @ own[gate].T) * (entering @ own[up].T)
-        residual = residual + inner @ own[down].T
-        factors = smooth(entering, {name: own[name] for name in (gate, up)})
-        own[norms[1]] = own[norms[1]] / factors
-        own |= {name: own[name] * factors for name in (gate, up)}
-        if not fixed(up):
-            factors = smooth(inner, {down: own[down]})
-            own |= {up: own[up] / factors[:, None], down: own[down] * factors}
-        yield from own.items()
+        layer = _Layer(config, index, weight, attentions[config.layer_attention(index)])
+        entering, added = layer.attend(residual)
+        residual = residual + added
+        layer.smooth("attention_norm", layer.products["query_key_value"], smooth, entering)
+        if config.experts is None:
+            entering, inner, added = layer.feed(residual)
+            residual = residual + added
+            layer.smooth("mlp_norm", layer.products["gate_up"], smooth, entering)
+            _, up = layer.products["gate_up"]
+            (down,) = layer.products["down"]
+            # Behind a nonlinear gate, only the other half of the product can be scaled.
+            if not fixed(up):
+                factors = smooth(inner, {down: layer.own[down]})
+                layer.own[up] = layer.own[up] / factors[:, None]
+                layer.own[down] = layer.own[down] * factors
+            yield from layer.own.items()
+            continue
+        yield from layer.own.items()
+        # One norm stands before all experts and what chooses them: they stay as they are.
+        added = yield from _through_experts(layer, residual, config.experts)
+        residual = residual + added
     norm = weight(NORM).float()
     head = (embedding if config.tied_embeddings else weight(HEAD)).float()
     factors = smooth(rms_norm(residual, norm, config.rms_norm_eps), {HEAD: head})
     yield NORM, norm / factors
     yield HEAD, head * factors
+
+
+class _Layer:
+    """One layer's weights in float32, and what it computes of a text.
+
+    Args:
+        config: The model's shape.
+        index: Which layer.
+        weight: Reads a tensor by name.
+        attention: Attends over the text.
+
+    Attributes:
+        own: Its tensors by name, without those of experts.
+        products: Names of its products' weights.
+        index: As given.
+        read: Reads a tensor by name.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        index: int,
+        weight: Callable[[str], torch.Tensor],
+        attention: "_Attention",
+    ) -> None:
+        self._config = config
+        self._attention = attention
+        self._norms = layer_norms(config, index)
+        self._biases = layer_biases(config, index)
+        self.index = index
+        self.read = weight
+        self.products = layer_products(config, index)
+        names = [name for parts in self.products.values() for name in parts]
+        self.own = {name: weight(name).float() for name in (*names, *self._biases)}
+        self.own |= {name: weight(name).float() for name in self._norms.values()}
+
+    def smooth(
+        self,
+        norm: str,
+        products: Sequence[str],
+        factors: Callable[[torch.Tensor, dict[str, torch.Tensor]], torch.Tensor],
+        entering: torch.Tensor,
+    ) -> None:
+        """Move factors from a norm into the products behind it."""
+        own, name = self.own, self._norms[norm]
+        found = factors(entering, {product: own[product] for product in products})
+        own[name] = own[name] / found
+        for product in products:
+            own[product] = own[product] * found
+
+    def attend(self, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give what enters queries, keys and values, and what attention adds."""
+        own, config = self.own, self._config
+        entering = self.normed("attention_norm", residual)
+        parts = [entering @ own[name].T for name in self.products["query_key_value"]]
+        for place, name in enumerate(self._biases):
+            parts[place] = parts[place] + own[name]
+        for place, role in enumerate(("query_norm", "key_norm")):
+            if role in self._norms:
+                heads = torch.unflatten(parts[place], 1, (-1, config.head_dim))
+                parts[place] = self.normed(role, heads).flatten(1)
+        (out,) = self.products["attention_out"]
+        added = self._attention(*parts) @ own[out].T
+        return entering, self.normed("norm_after_attention", added)
+
+    def feed(self, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Give what enters the MLP, what enters the product behind it, and what it adds."""
+        gate, up = (self.own[name] for name in self.products["gate_up"])
+        (down,) = self.products["down"]
+        entering = self.normed("mlp_norm", residual)
+        inner = ACTIVATIONS[self._config.activation](entering @ gate.T) * (entering @ up.T)
+        return entering, inner, self.normed("norm_after_mlp", inner @ self.own[down].T)
+
+    def normed(self, role: str, rows: torch.Tensor) -> torch.Tensor:
+        """Norm rows; without such a norm, give them as they are."""
+        if role not in self._norms:
+            return rows
+        return rms_norm(rows, self.own[self._norms[role]], self._config.rms_norm_eps)
+
+
+def _through_experts(
+    layer: _Layer, residual: torch.Tensor, shape: Experts
+) -> Generator[tuple[str, torch.Tensor], None, torch.Tensor]:
+    """Give the tensors of a layer's experts, and last what they add to the residual stream."""
+    entering = layer.normed("mlp_norm", residual)
+    router = layer.read(router_name(layer.index)).float()
+    yield router_name(layer.index), router
+    shares, chosen = chosen_experts(entering @ router.T, shape)
+    added = torch.zeros_like(residual)
+    for expert in range(shape.count):
+        parts = expert_products(layer.index, expert)
+        own = {name: layer.read(name).float() for part in parts.values() for name in part}
+        yield from own.items()
+        gate, up, down = own.values()
+        rows, ranks = (chosen == expert).nonzero(as_tuple=True)
+        some = entering[rows]
+        through = (silu(some @ gate.T) * (some @ up.T)) @ down.T
+        added.index_add_(0, rows, through * shares[rows, ranks].unsqueeze(1))
+    return added
 
 
 def _factors(
@@ -123,13 +223,11 @@ def _bounded(sizes: torch.Tensor) -> torch.Tensor:
 class _Attention:
     """Plain causal attention of one text, in float32."""
 
-    def __init__(self, config: DecoderConfig, length: int) -> None:
+    def __init__(self, config: DecoderConfig, kind: LayerAttention, length: int) -> None:
         self._config = config
-        rotary = RotaryEmbedding(
-            config.head_dim, config.rope_theta, config.rope_scaling, length, torch.device("cpu")
-        )
+        rotary = RotaryEmbedding.of(config, kind, torch.device("cpu"), length)
         self._turns = rotary.turns(torch.arange(length))
-        window = config.sliding_window or length
+        window = kind.window or length
         self._mask = torch.ones(length, length, dtype=torch.bool).tril().triu(1 - window)
 
     def __call__(
@@ -143,6 +241,7 @@ class _Attention:
             key.transpose(0, 1),
             values.view(shape).transpose(0, 1),
             attn_mask=self._mask,
+            scale=self._config.query_scale,
             enable_gqa=True,
         )
         return attended.transpose(0, 1).reshape(len(queries), -1)

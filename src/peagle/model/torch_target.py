@@ -55,10 +55,8 @@ class TorchTarget:
         self.device = device
         self.taps = config.default_taps if taps is None else taps
         require_plain_sums(device)
-        products = weights.products()
         ladder = weights.row_ladder(dtype, device)
-        for product in products:
-            product.most_rows = ladder.largest
+        weights.use_ladder(ladder)
         if capture is None and device.type == "cuda":
             capture = CudaCapture(device)
         self._capture = capture
@@ -71,7 +69,9 @@ class TorchTarget:
             rows_per_pass=blocks * ladder.largest,
             few_shapes=capture is not None,
         )
-        self.graphs = None if capture is None else PassGraphs(self.run_layers, capture)
+        # Which experts rows go to is asked on the way, and a graph could not tell.
+        graphs = capture is not None and config.experts is None
+        self.graphs = PassGraphs(self.run_layers, capture) if capture and graphs else None
 
     @property
     def embedding(self) -> torch.Tensor:
@@ -187,7 +187,7 @@ class TorchTarget:
         Returns:
             Its residual stream `[padded, hidden]` and features `[padded, taps * hidden]`.
         """
-        residual = self.weights.embedding.index_select(0, one.tokens)
+        residual = self.weights.embed(one.tokens)
         entering: dict[int, torch.Tensor] = {}
         with one.plan.scratch():
             for index, layer in enumerate(self.weights.layers):

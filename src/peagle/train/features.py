@@ -67,13 +67,19 @@ class Features:
 class _WholeDocuments:
     """What a layer's rows attend to: each document's own rows before them."""
 
-    def __init__(self, target: TorchTarget, lengths: Sequence[int], rope: RotaryEmbedding) -> None:
+    def __init__(
+        self,
+        target: TorchTarget,
+        lengths: Sequence[int],
+        window: int | None,
+        rope: RotaryEmbedding,
+    ) -> None:
         config = target.config
         self._lengths = list(lengths)
-        self._window = config.sliding_window
+        self._window = window
         positions = torch.cat([torch.arange(length) for length in lengths]).to(target.device)
         scale = torch.ones(config.num_heads + config.num_kv_heads, device=target.device)
-        scale[: config.num_heads] = config.head_dim**-0.5
+        scale[: config.num_heads] = config.query_scale
         self.turns = rope.turns(positions) * scale[None, :, None]
         self._dtype = target.dtype
 
@@ -120,13 +126,9 @@ class FeatureReader:
     def __init__(self, target: TorchTarget) -> None:
         self._target = target
         config = target.config
-        self._rope = RotaryEmbedding(
-            config.head_dim,
-            config.rope_theta,
-            config.rope_scaling,
-            config.context_length,
-            target.device,
-        )
+        self._ropes = {
+            kind: RotaryEmbedding.of(config, kind, target.device) for kind in config.attentions
+        }
 
     @torch.inference_mode()
     def read(self, documents: Sequence[Document]) -> list[Features]:
@@ -138,14 +140,18 @@ class FeatureReader:
         """
         target = self._target
         lengths = [document.slots for document in documents]
-        memory = _WholeDocuments(target, lengths, self._rope)
+        memories = {
+            kind: _WholeDocuments(target, lengths, kind.window, rope)
+            for kind, rope in self._ropes.items()
+        }
         tokens = torch.cat([document.tokens[:-1] for document in documents]).to(target.device)
         with _in_one_product(target):
-            residual = target.embedding.index_select(0, tokens)
+            residual = target.weights.embed(tokens)
             entering = []
             for index, layer in enumerate(target.weights.layers):
                 if index in target.taps:
                     entering.append((target.taps.index(index), residual))
+                memory = memories[target.config.layer_attention(index)]
                 residual = layer(residual, target.config, memory)
             taps = torch.cat([stream for _, stream in sorted(entering, key=lambda one: one[0])], -1)
             wanted = torch.cat([

@@ -52,8 +52,12 @@ def start_from_target(
     for index in range(config.decoder.num_layers):
         source = f"model.layers.{layers - config.decoder.num_layers + index}."
         goal = f"layers.{index}."
+        before_mlp = source + "pre_feedforward_layernorm.weight"
         for name, weight in parameters.items():
             found = target.get(source + name.removeprefix(goal)) if name.startswith(goal) else None
+            if name == goal + "post_attention_layernorm.weight":
+                # Where a target norms what attention adds, too, this name means that norm.
+                found = target.get(before_mlp, found)
             if found is None:
                 continue
             if weight.shape == found.shape:

@@ -20,9 +20,10 @@ from peagle.draft.network.tensors import DRAFT_TO_TARGET, offsets, target_ids
 from peagle.draft.peagle.config import PEagleConfig
 from peagle.draft.storage import save_drafter
 from peagle.errors import CheckpointError, InvalidRequestError
+from peagle.model.config import DecoderConfig
 from peagle.model.loading import LoadedTarget
 from peagle.model.prepared import open_checkpoint
-from peagle.model.rope import split_pairs
+from peagle.model.rope import in_pairs, split_pairs
 from peagle.model.torch_target import TorchTarget
 from peagle.train.checkpoint import has_checkpoint, require_same
 from peagle.train.conversations import Conversation
@@ -117,13 +118,7 @@ def drafter_config(target: LoadedTarget[TorchTarget], name: str, recipe: Recipe)
             remedy="Set markov_rank to 0: it knows the token before anyway.",
             field="markov_rank",
         )
-    decoder = replace(
-        model,
-        family="llama",
-        num_layers=recipe.layers,
-        tied_embeddings=False,
-        sliding_window=None,
-    )
+    decoder = model.plain(recipe.layers)
     shape: dict[str, Any] = {
         "decoder": decoder,
         "draft_vocab_size": recipe.draft_vocab_size,
@@ -234,7 +229,7 @@ def open_run(
         if isinstance(config, PEagleConfig)
         else Eagle3Training(config, embedding)
     )
-    tensors = _hugging_face_order(files, model.config.num_heads, model.config.num_kv_heads)
+    tensors = _hugging_face_order(files, model.config)
     identity = {
         "model": f"{name} ({_digest(tensors)[:16]})",
         "recipe": hashlib.sha256(recipe.to_yaml().encode()).hexdigest()[:16],
@@ -275,15 +270,12 @@ def open_run(
     return trainer
 
 
-def _hugging_face_order(files: Path, heads: int, kv_heads: int) -> dict[str, torch.Tensor]:
+def _hugging_face_order(files: Path, config: DecoderConfig) -> dict[str, torch.Tensor]:
     """Read a target's tensors in float32, query and key rows in Hugging Face's order."""
-    found = {}
-    for name, weight in open_checkpoint(files, torch.bfloat16).tensors().items():
-        found[name] = weight.float()
-        for ending, count in (("q_proj.weight", heads), ("k_proj.weight", kv_heads)):
-            if name.endswith(ending):
-                found[name] = split_pairs(found[name], count)
-    return found
+    return {
+        name: in_pairs(config, name, weight.float(), split_pairs)
+        for name, weight in open_checkpoint(files, torch.bfloat16).tensors().items()
+    }
 
 
 def _digest(tensors: Mapping[str, torch.Tensor]) -> str:

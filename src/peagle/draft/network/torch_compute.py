@@ -20,6 +20,7 @@ from peagle.model.decoder import Layer, rms_norm
 from peagle.model.invariance import require_plain_sums
 from peagle.model.kv_cache import KVCache
 from peagle.model.linear import Linear, product_ladder
+from peagle.model.mlp import GatedMLP
 from peagle.model.passes import Pass, PassPlanner
 from peagle.model.rows import SequenceRows
 
@@ -187,6 +188,5 @@ def _layer(weights: LayerWeights) -> Layer:
         query_key_value=Linear(weights.query_key_value),
         attention_out=Linear(weights.attention_out),
         mlp_norm=weights.mlp_norm,
-        gate_up=Linear(weights.gate_up),
-        down=Linear(weights.down),
+        mlp=GatedMLP(Linear(weights.gate_up), Linear(weights.down)),
     )

@@ -1,0 +1,78 @@
+"""What is told of a family: how its `config.json` and its weights' names differ from Llama's."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from peagle.model.config import DecoderConfig
+
+Activation = Literal["silu", "gelu_tanh"]
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts in place of the gated MLP.
+
+    Attributes:
+        count: Experts of a layer.
+        active: How many of them a row goes through.
+        width: Width of one expert.
+        normalised: Whether the shares of a row's experts add up to one.
+    """
+
+    count: int
+    active: int
+    width: int
+    normalised: bool
+
+
+def as_llama(_: Mapping[str, Any]) -> dict[str, Any]:
+    """Read nothing beyond what all families have."""
+    return {}
+
+
+def written_as_llama(_: "DecoderConfig") -> dict[str, Any]:
+    """Write nothing beyond what all families have."""
+    return {}
+
+
+def named_as_llama(tensors: Tensors, _: "DecoderConfig") -> Tensors:
+    """Give tensors that have Llama's names already."""
+    return tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family of decoders, as it differs from Llama.
+
+    Attributes:
+        name: `model_type` of its `config.json`.
+        architecture: The name in its `architectures`.
+        title: What a person calls it.
+        read: Gives the `DecoderConfig` fields that Llama has not, from a `config.json`.
+        write: Gives the keys of a `config.json` that Llama has not.
+        named: Gives tensors the names and the meaning that `NamedWeights` wants.
+        activation: What the gate of an MLP goes through.
+        activation_key: The key of `config.json` that tells it.
+        activation_name: What that key says.
+        defaults: Keys that its `config.json` may leave out.
+        biases_told: Keys that turn on biases which the decoder does not have.
+        vision: The architecture of the same decoder with an image encoder before it.
+    """
+
+    name: str
+    architecture: str
+    title: str
+    read: Callable[[Mapping[str, Any]], dict[str, Any]] = as_llama
+    write: Callable[["DecoderConfig"], dict[str, Any]] = written_as_llama
+    named: Callable[[Tensors, "DecoderConfig"], Tensors] = named_as_llama
+    activation: Activation = "silu"
+    activation_key: str = "hidden_act"
+    activation_name: str = "silu"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    biases_told: tuple[str, ...] = ("attention_bias", "mlp_bias")
+    vision: str | None = None

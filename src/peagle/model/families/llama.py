@@ -1,0 +1,5 @@
+"""Llama, and what is built alike: SmolLM2, TinyLlama, Yi, DeepSeek-Coder."""
+
+from peagle.model.families.family import Family
+
+LLAMA = Family(name="llama", architecture="LlamaForCausalLM", title="Llama, SmolLM2")
