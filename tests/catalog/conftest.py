@@ -32,19 +32,22 @@ def write_gguf(file: Path, *, rows: int = 64, parts: int | None = None) -> Path:
     return file
 
 
-def write_wheel(folder: Path, members: dict[str, bytes], version: str = "1.0") -> Path:
+def write_wheel(
+    folder: Path, members: dict[str, bytes], version: str = "1.0", name: str = "tiny-model"
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    about = f"tiny_model-{version}.dist-info"
+    stem = name.replace("-", "_")
+    about = f"{stem}-{version}.dist-info"
     files = {
         **members,
-        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: tiny-model\nVersion: {version}\n",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{about}/RECORD": "",
     }
-    wheel = folder / f"tiny_model-{version}-py3-none-any.whl"
+    wheel = folder / f"{stem}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_STORED) as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
+        for member, content in files.items():
+            archive.writestr(member, content)
     return wheel
 
 

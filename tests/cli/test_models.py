@@ -8,6 +8,8 @@ from rich.filesize import decimal
 from typer.testing import CliRunner
 
 from peagle import catalog
+from peagle.catalog.entry import entry_called
+from peagle.catalog.resolution import ResolvedModel
 from peagle.cli.models import models, pull
 from peagle.errors import ModelNotFoundError, UnsupportedError
 
@@ -103,3 +105,15 @@ def test_pull_of_an_unknown_model_leaves_the_error_to_the_application(app: typer
 def test_pull_of_a_model_of_another_engine_is_refused(app: typer.Typer) -> None:
     with pytest.raises(UnsupportedError, match="vLLM"):
         output_of(app, "pull", "gpt-oss-20b")
+
+
+def test_pull_shows_terms_that_are_no_open_licence(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = catalog.resolve(MODEL)
+    entry = entry_called("gemma-3-270m")
+    monkeypatch.setattr(
+        "peagle.catalog.resolve", lambda *_: ResolvedModel("gemma-3-270m", found.files, entry)
+    )
+    written = output_of(app, "pull", "gemma-3-270m")
+    assert "Its licence: LicenseRef-Gemma, Gemma Terms of Use, ai.google.dev/gemma/terms" in written

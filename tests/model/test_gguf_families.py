@@ -14,9 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from peagle.catalog.gguf_header import read_gguf_header
 from peagle.errors import CheckpointError, UnsupportedError
+from peagle.model.folder_checkpoint import common_tensors
+from peagle.model.gguf_checkpoint import GGUFCheckpoint
 from peagle.model.gguf_config import GGUFConfig
 from peagle.model.gguf_names import weights_of
 from peagle.model.gguf_weights import GGUFWeight, read_packed, read_values
+from peagle.model.rope import in_pairs
 from tests.model.gguf_files import write_model
 
 SHAPE = {
@@ -130,6 +133,25 @@ def test_packed_rows_are_those_that_the_gguf_package_reads(
             assert np.array_equal(read_packed(file, weight), stored.data.view(np.uint8))
             rounded = read_values(file, weight, torch.bfloat16)
             assert torch.equal(rounded, expected.bfloat16())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_common_weights_are_those_of_the_folder_of_the_same_model(
+    tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / "model.gguf"
+    write_model(file, random_model(name), **settings_of(name))
+    checkpoint = GGUFCheckpoint(file)
+    expected = common_tensors(checkpoint.config, dict(checkpoint.tensors()))
+    found = {
+        key: in_pairs(checkpoint.config, key, checkpoint.values(weight))
+        for key, weight in checkpoint.common()
+    }
+    assert set(found) == set(expected)
+    for key, weight in found.items():
+        assert torch.equal(weight, expected[key]), key
+    shapes = checkpoint.config.tensor_shapes()
+    assert set(shapes) - set(found) <= {"lm_head.weight"}
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K"])

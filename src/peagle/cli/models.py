@@ -57,6 +57,8 @@ def pull(
         return
     state = "is in the cache" if there_before else "was fetched"
     typer.echo(f"{resolved.name} {state}: {resolved.files} ({decimal(resolved.size_bytes)})")
+    if resolved.entry is not None and resolved.entry.licence_terms is not None:
+        typer.echo(f"Its licence: {resolved.entry.licence}, {resolved.entry.licence_terms}")
     for method, drafter in resolved.drafters.items():
         typer.echo(f"Its {METHOD_TITLES[method]} drafter: {drafter}")
     if resolved.files.is_file():

@@ -23,10 +23,15 @@ _LLAMA3_SPLIT: Final = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" +
 _QWEN2_SPLIT: Final = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _AFTER_NUMBERS
 _UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BEFORE_WORD: Final = r"[^\r\n\p{L}\p{N}]?"
+_AFTER_CASED: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN_SPLIT: Final = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    rf"{_BEFORE_WORD}{_UPPER}*{_LOWER}+|{_BEFORE_WORD}{_UPPER}+{_LOWER}*|\p{{N}}" + _AFTER_CASED
 )
+_GPT4O_SPLIT: Final = (
+    rf"{_BEFORE_WORD}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|{_BEFORE_WORD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
+) + _AFTER_CASED
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +58,10 @@ _LLAMA3: Final = _ByteLevelFamily(
     (_LLAMA3_SPLIT,),
     whole_pieces_first=True,
     adds_bos=True,
-    end_tokens=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
+    end_tokens=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>", "<|im_end|>"),
 )
+_CL100K: Final = _ByteLevelFamily((_LLAMA3_SPLIT,), end_tokens=("<|endoftext|>", "<|im_end|>"))
+_GPT4O: Final = _ByteLevelFamily((_GPT4O_SPLIT,), end_tokens=("<|endoftext|>", "<|end|>"))
 
 # The patterns are those of the models' tokenizer.json; "default" is what llama.cpp falls back to.
 _BYTE_LEVEL_FAMILIES: Final[Mapping[str, _ByteLevelFamily]] = {
@@ -71,8 +78,17 @@ _BYTE_LEVEL_FAMILIES: Final[Mapping[str, _ByteLevelFamily]] = {
     "qwen2": _ByteLevelFamily(
         (_QWEN2_SPLIT,), composes=True, end_tokens=("<|endoftext|>", "<|im_end|>")
     ),
+    "deepseek-r1-qwen": _ByteLevelFamily((_QWEN2_SPLIT,)),
     "tekken": _ByteLevelFamily((_TEKKEN_SPLIT,), whole_pieces_first=True, adds_bos=True),
+    "dbrx": _CL100K,
+    "smaug-bpe": _CL100K,
+    "gpt-4o": _GPT4O,
+    "llama4": _GPT4O,
 }
+# As in `_ByteLevelFamily.end_tokens`, for Gemma and Phi-3.
+_SENTENCE_PIECE_END_TOKENS: Final = ("<end_of_turn>", "<|endoftext|>", "<|end|>")
+# Phi-3's special tokens swallow the white space after them, but for these (its tokenizer.json).
+_PHI3_KEEPS_SPACE_AFTER: Final = ("<unk>", "<s>", "<|endoftext|>")
 
 
 class GGUFVocabulary:
@@ -131,7 +147,7 @@ class GGUFVocabulary:
     def end_ids(self) -> frozenset[int]:
         """Tokens at which generation stops."""
         by_role = [self.special_id(role) for role in ("eos", "eot", "eom")]
-        texts = self._family.end_tokens if self._family else ()
+        texts = self._family.end_tokens if self._family else _SENTENCE_PIECE_END_TOKENS
         by_text = [i for i in self._ids_of(TokenType.CONTROL) if self._tokens[i] in texts]
         return frozenset(i for i in [*by_role, *by_text] if i is not None)
 
@@ -237,8 +253,14 @@ class GGUFVocabulary:
 
     def _added(self, *kinds: TokenType) -> list[AddedToken]:
         special = TokenType.CONTROL in kinds
+        phi3 = not self._family and self._metadata.get("general.architecture") == "phi3"
         return [
-            AddedToken(self._tokens[i], normalized=False, special=special)
+            AddedToken(
+                self._tokens[i],
+                normalized=False,
+                special=special,
+                rstrip=phi3 and self._tokens[i] not in _PHI3_KEEPS_SPACE_AFTER,
+            )
             for i in self._ids_of(*kinds)
         ]
 

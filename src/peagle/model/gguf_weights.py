@@ -1,6 +1,8 @@
 """Weights inside a GGUF file: which rows they are, and their values dequantised piece by piece."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +50,14 @@ class GGUFWeight:
         return [
             replace(self, shape=tuple(shape), first_row=expert * shape[0])
             for expert in range(experts)
+        ]
+
+    def cut(self, sizes: Sequence[int]) -> "list[GGUFWeight]":
+        """Take weights apart that lie on top of one another, so many rows each."""
+        ends = list(accumulate(sizes))
+        return [
+            replace(self, shape=(rows, *self.shape[1:]), first_row=self.first_row + end - rows)
+            for rows, end in zip(sizes, ends, strict=True)
         ]
 
     @property

@@ -26,7 +26,7 @@ from peagle.model.prepared import cached_place, make_folder
 from peagle.model.quantized_linear import QuantizedWeight, quantized_bytes
 from peagle.model.quantized_weight import Int4Weight, Int8Weight
 from peagle.model.quantizing import quantize_int4, quantize_int8
-from peagle.model.rope import pair_neighbours
+from peagle.model.rope import in_pairs
 from peagle.model.smoothing import EMBEDDING, HEAD, smoothed_weights
 from peagle.quantization import Quantization
 
@@ -172,7 +172,7 @@ class _Weights:
         self._found: dict[str, torch.Tensor] = {}
         if isinstance(source, GGUFCheckpoint):
             self.shown = source.path.name
-            self._stored = dict(source.stored())
+            self._stored = dict(source.common())
         else:
             self.shown = source.folder.name
             self._found = source.tensors()
@@ -190,7 +190,7 @@ class _Weights:
         if name not in (self._found or self._stored):
             raise missing_tensor(name)
         if isinstance(source, GGUFCheckpoint):
-            weight = _paired(source.config, name, source.values(self._stored[name]))
+            weight = in_pairs(source.config, name, source.values(self._stored[name]))
         else:
             weight = self._found[name]
         require_shape(name, weight.shape, self._shapes[name])
@@ -216,16 +216,7 @@ class _Weights:
         assert isinstance(self._source, GGUFCheckpoint)
         stored = self._stored[name]
         packed = torch.from_numpy(self._source.packed(stored))
-        return int4_blocks(_paired(self._source.config, name, packed).numpy(), stored.kind)
-
-
-def _paired(config: DecoderConfig, name: str, rows: torch.Tensor) -> torch.Tensor:
-    """Put query and key rows in neighbouring pairs."""
-    if name.endswith("self_attn.q_proj.weight"):
-        return pair_neighbours(rows, config.num_heads)
-    if name.endswith("self_attn.k_proj.weight"):
-        return pair_neighbours(rows, config.num_kv_heads)
-    return rows
+        return int4_blocks(in_pairs(self._source.config, name, packed).numpy(), stored.kind)
 
 
 def _parts(name: str, weight: QuantizedWeight) -> dict[str, torch.Tensor]:
