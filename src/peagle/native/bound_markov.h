@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -48,6 +49,10 @@ class BoundMarkovHead {
     require(target_ids_.shape(0) == weights_.draft_vocab && norm_.shape(0) == weights_.hidden,
             "a weight has another shape");
     require(scored_ >= 1 && top_ >= 1, "at least one token");
+    for (std::size_t place = 0; place < weights_.draft_vocab; place++)
+      require(static_cast<std::size_t>(target_ids_.data()[place]) < weights_.vocab,
+              "a draft token is not in the vocabulary");
+    known_.emplace(weights_, kernels_);
   }
 
   std::unique_ptr<Branches> branches(Matrix<const float> logits,
@@ -55,7 +60,7 @@ class BoundMarkovHead {
     require(logits.shape(1) == weights_.draft_vocab && residual.shape(1) == weights_.hidden &&
                 logits.shape(0) == residual.shape(0),
             "logits and residual streams of the same levels");
-    return std::make_unique<Branches>(weights_, kernels_, logits.data(), residual.data(),
+    return std::make_unique<Branches>(weights_, *known_, kernels_, logits.data(), residual.data(),
                                       logits.shape(0), scored_, top_);
   }
 
@@ -70,14 +75,15 @@ class BoundMarkovHead {
   const Kernels& kernels_;
   const std::size_t scored_, top_;
   const MarkovWeights weights_;
+  std::optional<PreviousTokens> known_;  // made once the weights are known to fit
 };
 
-// The predictions of one pass, with the head that they were made by.
+// The predictions of one pass, with the head that they were made by and the logits.
 class BoundBranches {
  public:
   BoundBranches(std::shared_ptr<BoundMarkovHead> head, Matrix<const float> logits,
                 Matrix<const float> residual)
-      : head_(std::move(head)), branches_(head_->branches(logits, residual)) {}
+      : head_(std::move(head)), logits_(logits), branches_(head_->branches(logits, residual)) {}
 
   std::size_t levels() const { return branches_->levels(); }
 
@@ -90,6 +96,7 @@ class BoundBranches {
 
  private:
   std::shared_ptr<BoundMarkovHead> head_;
+  Matrix<const float> logits_;
   std::unique_ptr<Branches> branches_;
 };
 

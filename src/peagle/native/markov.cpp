@@ -23,12 +23,6 @@ void multiply(const Kernels& kernels, const PackedWeight& weight, const float* r
   kernels.product(view, input.rows(view, count), 0, view.blocks, out, view.out, false);
 }
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-#define PEAGLE_WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define PEAGLE_WIDE
-#endif
-
 // sums[i] += table[places[i]] . other, for rows of bfloat16.
 PEAGLE_WIDE void add_products(const std::uint16_t* table, const std::int32_t* places,
                               std::size_t count, std::size_t size, const float* other,
@@ -60,13 +54,47 @@ PEAGLE_WIDE void add_products(const std::uint16_t* table, const std::int32_t* pl
 
 }  // namespace
 
-Branches::Branches(const MarkovWeights& weights, const Kernels& kernels, const float* logits,
-                   const float* residual, std::size_t levels, std::size_t scored, std::size_t top)
+PreviousTokens::PreviousTokens(const MarkovWeights& weights, const Kernels& kernels)
     : weights_(weights),
       kernels_(kernels),
+      places_(weights.vocab, -1),
+      known_(weights.draft_vocab * weights.rank) {
+  constexpr std::size_t AT_ONCE = 64;
+  for (std::size_t first = 0; first < weights.draft_vocab; first += AT_ONCE)
+    project(weights.target_ids + first, std::min(AT_ONCE, weights.draft_vocab - first),
+            known_.data() + first * weights.rank);
+  for (std::size_t place = 0; place < weights.draft_vocab; place++)
+    places_[static_cast<std::size_t>(weights.target_ids[place])] =
+        static_cast<std::int32_t>(place);
+}
+
+const float* PreviousTokens::of(std::int32_t token, std::vector<float>& room) const {
+  const std::int32_t place = places_[static_cast<std::size_t>(token)];
+  if (place >= 0) return known_.data() + static_cast<std::size_t>(place) * weights_.rank;
+  room.resize(weights_.rank);
+  project(&token, 1, room.data());
+  return room.data();
+}
+
+void PreviousTokens::project(const std::int32_t* tokens, std::size_t count, float* out) const {
+  const std::size_t hidden = weights_.hidden;
+  std::vector<float> embedded(hidden), unit(hidden, 1.0f), normed(count * hidden);
+  for (std::size_t i = 0; i < count; i++) {
+    const std::uint16_t* row = weights_.embedding + static_cast<std::size_t>(tokens[i]) * hidden;
+    for (std::size_t j = 0; j < hidden; j++) embedded[j] = from_bfloat16(row[j]);
+    kernels_.norm(embedded.data(), unit.data(), hidden, weights_.eps, normed.data() + i * hidden);
+  }
+  multiply(kernels_, *weights_.previous, normed.data(), count, out);
+}
+
+Branches::Branches(const MarkovWeights& weights, const PreviousTokens& previous,
+                   const Kernels& kernels, const float* logits, const float* residual,
+                   std::size_t levels, std::size_t scored, std::size_t top)
+    : weights_(weights),
+      previous_(previous),
       scored_(std::min(scored, weights.draft_vocab)),
       top_(std::min(top, scored_)),
-      logits_(logits, logits + levels * weights.draft_vocab),
+      logits_(logits),
       gates_(levels * weights.rank),
       levels_(levels) {
   std::vector<float> normed(levels * weights.hidden);
@@ -87,7 +115,7 @@ const Children& Branches::after(std::size_t level, std::int32_t token) {
 }
 
 void Branches::score(std::size_t index) {
-  const float* logits = logits_.data() + index * weights_.draft_vocab;
+  const float* logits = logits_ + index * weights_.draft_vocab;
   Level& level = levels_[index];
   level.scored = largest_places(logits, weights_.draft_vocab, scored_);
   level.highest = logits[level.scored[0]];
@@ -102,18 +130,8 @@ void Branches::score(std::size_t index) {
                                                              level.highest));
 }
 
-std::vector<float> Branches::previous(std::int32_t token) const {
-  const std::uint16_t* row =
-      weights_.embedding + static_cast<std::size_t>(token) * weights_.hidden;
-  std::vector<float> embedded(weights_.hidden), unit(weights_.hidden, 1.0f), out(weights_.rank);
-  for (std::size_t i = 0; i < weights_.hidden; i++) embedded[i] = from_bfloat16(row[i]);
-  kernels_.norm(embedded.data(), unit.data(), weights_.hidden, weights_.eps, embedded.data());
-  multiply(kernels_, *weights_.previous, embedded.data(), 1, out.data());
-  return out;
-}
-
 Children Branches::first() const {
-  const float* logits = logits_.data();
+  const float* logits = logits_;
   Children found;
   const std::vector<std::int32_t> best = largest_places(logits, weights_.draft_vocab, top_);
   const float highest = logits[best[0]];
@@ -128,10 +146,9 @@ Children Branches::first() const {
 
 Children Branches::following(const Level& level, std::size_t index, std::int32_t token) {
   const std::size_t rank = weights_.rank;
-  auto known = previous_.find(token);
-  if (known == previous_.end()) known = previous_.emplace(token, previous(token)).first;
+  const float* previous = previous_.of(token, room_);
   std::vector<float> gated(rank), logits = level.logits;
-  for (std::size_t i = 0; i < rank; i++) gated[i] = known->second[i] * gates_[index * rank + i];
+  for (std::size_t i = 0; i < rank; i++) gated[i] = previous[i] * gates_[index * rank + i];
   add_products(weights_.out, level.scored.data(), scored_, rank, gated.data(), logits.data());
   const std::vector<std::int32_t> best = largest_places(logits.data(), scored_, top_);
   const float highest = std::max(logits[best[0]], level.highest);

@@ -28,6 +28,24 @@ struct MarkovWeights {
   float eps;
 };
 
+// W1 e of every token before, [rank]: kept for tokens that the network can draft, for those are
+// what nearly every branch follows, worked out for the others.
+class PreviousTokens {
+ public:
+  PreviousTokens(const MarkovWeights& weights, const Kernels& kernels);
+
+  // `room` holds what is worked out.
+  const float* of(std::int32_t token, std::vector<float>& room) const;
+
+ private:
+  void project(const std::int32_t* tokens, std::size_t count, float* out) const;
+
+  const MarkovWeights& weights_;
+  const Kernels& kernels_;
+  std::vector<std::int32_t> places_;  // in `known_`, by token; -1 for the others
+  std::vector<float> known_;          // [draft vocab, rank]
+};
+
 struct Children {
   std::vector<std::int32_t> ids;      // in the target's vocabulary
   std::vector<float> probabilities;   // falling
@@ -36,9 +54,10 @@ struct Children {
 // The predictions of one pass for one sequence, worked out as they are asked for.
 class Branches {
  public:
-  // logits [levels, draft vocab], residual [levels, hidden]
-  Branches(const MarkovWeights& weights, const Kernels& kernels, const float* logits,
-           const float* residual, std::size_t levels, std::size_t scored, std::size_t top);
+  // logits [levels, draft vocab], which are read as long as this lives; residual [levels, hidden]
+  Branches(const MarkovWeights& weights, const PreviousTokens& previous, const Kernels& kernels,
+           const float* logits, const float* residual, std::size_t levels, std::size_t scored,
+           std::size_t top);
 
   std::size_t levels() const { return levels_.size(); }
   // The level that follows a draft token; level 0 follows none.
@@ -53,18 +72,17 @@ class Branches {
   };
 
   void score(std::size_t level);
-  std::vector<float> previous(std::int32_t token) const;
   Children first() const;
   Children following(const Level& level, std::size_t index, std::int32_t token);
 
   const MarkovWeights& weights_;
-  const Kernels& kernels_;
+  const PreviousTokens& previous_;
   const std::size_t scored_, top_;
-  std::vector<float> logits_, gates_;
+  const float* const logits_;
+  std::vector<float> gates_, room_;
   std::vector<Level> levels_;
   // Branches often meet in the same token, and a token often stands at several depths.
   std::map<std::pair<std::size_t, std::int32_t>, Children> told_;
-  std::map<std::int32_t, std::vector<float>> previous_;
 };
 
 }  // namespace peagle

@@ -26,6 +26,13 @@ typedef std::uint8_t Bytes __attribute__((vector_size(16)));
 
 #define PEAGLE_INLINE inline __attribute__((always_inline))
 
+// For functions outside the kernel sets: compiled for several widths, chosen when they are loaded.
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#define PEAGLE_WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define PEAGLE_WIDE
+#endif
+
 PEAGLE_INLINE Floats load(const float* from) {
   Floats value;
   std::memcpy(&value, from, sizeof value);

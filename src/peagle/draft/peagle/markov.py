@@ -23,7 +23,7 @@ from peagle.model.decoder import rms_norm
 TOP_TOKENS: Final = 32
 """Tokens predicted at a place: lower ranks are too improbable for a tree of some dozen nodes."""
 
-SCORED_TOKENS: Final = 512
+SCORED_TOKENS: Final = 128
 """Tokens of a level that the token before may reorder."""
 
 
