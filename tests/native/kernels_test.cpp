@@ -596,8 +596,8 @@ void check_trees() {
     }
     std::vector<double> seconds{1.0};
     for (int i = 0; i < 60; i++) seconds.push_back(seconds.back() + 0.001 * chance.below(30));
-    const auto [counts, rate] = allocate(named, std::vector<double>(6, 1.5), seconds, 6.0);
-    expect(rate >= 6.0, "drafting never loses to not drafting");
+    const auto [counts, expected] = allocate(named, std::vector<double>(6, 1.5), seconds, 6.0, 6.0);
+    expect(expected >= 6.0, "drafting never loses to not drafting");
     for (std::size_t i = 0; i < trees.size(); i++) {
       expect(counts[i] <= trees[i]->tree().tokens.size(), "no more nodes than there are");
       trees[i]->grow();

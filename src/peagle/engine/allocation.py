@@ -14,14 +14,17 @@ def allocate(
     calibrations: Sequence[Calibration],
     seconds: Sequence[float],
     certain: float,
+    rate: float,
 ) -> tuple[list[int], float]:
     """Choose how many nodes of each tree a step verifies.
 
-    Nodes are taken in the order of falling probability, whosever they are, and the number of nodes
-    is the one with most expected tokens a second: `certain` and the nodes' probabilities over the
-    step's seconds. As a pass may cost the same for 9 rows as for 16, the expectation may fall
-    before it rises again; nodes are taken on until no number of further ones, were they all as
-    probable as the next can be, could be better than the best so far.
+    Nodes are taken in the order of falling probability, whosever they are. The number of nodes is
+    the one that leaves most tokens, `certain` and the nodes' probabilities, after paying for the
+    step's seconds at `rate`: over many steps that gives most tokens a second where `rate` is what
+    they come to (renewal-reward theorem; Dinkelbach 1967), while the best rate of every single step
+    would give too few nodes where much is predictable. As a pass may cost the same for 9 rows as
+    for 16, the sum may fall before it rises again; nodes are taken on until no number of further
+    ones, were they all as probable as the next can be, could be better than the best so far.
 
     The choice depends on these arguments alone. Trees grow no further than the decision needs.
 
@@ -32,18 +35,19 @@ def allocate(
         seconds: Seconds of the step with 0, 1, … nodes; they never fall. No more nodes are taken
             than it has entries for.
         certain: Tokens that the step writes without any draft.
+        rate: Tokens that a second is worth.
 
     Returns:
-        How many nodes of each tree to verify, and the expected tokens a second then.
+        How many nodes of each tree to verify, and the tokens that the step then writes, expected.
     """
     python = [tree for tree in trees if isinstance(tree, GrowingTree)]
     if len(python) == len(trees):
-        return _allocate(python, calibrations, seconds, certain)
+        return _allocate(python, calibrations, seconds, certain, rate)
     grown = [tree.grown for tree in trees if isinstance(tree, NativeGrowingTree)]
-    counts, rate = native.library.allocate(
-        grown, [one.odds for one in calibrations], seconds, certain
+    counts, expected = native.library.allocate(
+        grown, [one.odds for one in calibrations], seconds, certain, rate
     )
-    return counts, rate
+    return counts, expected
 
 
 def _allocate(
@@ -51,11 +55,12 @@ def _allocate(
     calibrations: Sequence[Calibration],
     seconds: Sequence[float],
     certain: float,
+    rate: float,
 ) -> tuple[list[int], float]:
     """Share out among trees that grow in Python, as the native module does among its own."""
     most = len(seconds) - 1
-    expected = certain
-    best, best_rate = 0, certain / seconds[0]
+    expected = best_expected = certain
+    count, best = 0, certain - rate * seconds[0]
     taken: list[int] = []
     # Of equally probable nodes the first answer's come first.
     corrected = [one.corrected for one in calibrations]
@@ -63,7 +68,7 @@ def _allocate(
     heapq.heapify(queue)
     while queue and len(taken) < most:
         negative, place = queue[0]
-        if not _may_pay(expected, -negative, seconds, len(taken), best_rate):
+        if not _may_pay(expected, -negative, seconds, len(taken), rate, best):
             break
         tree = trees[place]
         if not tree.settled:
@@ -75,21 +80,26 @@ def _allocate(
         expected += corrected[place](tree.take())
         taken.append(place)
         heapq.heapreplace(queue, (-corrected[place](tree.bound), place))
-        rate = expected / seconds[len(taken)]
-        if rate > best_rate:
-            best, best_rate = len(taken), rate
+        worth = expected - rate * seconds[len(taken)]
+        if worth > best:
+            count, best, best_expected = len(taken), worth, expected
     counts = [0] * len(trees)
-    for place in taken[:best]:
+    for place in taken[:count]:
         counts[place] += 1
-    return counts, best_rate
+    return counts, best_expected
 
 
 def _may_pay(
-    expected: float, probability: float, seconds: Sequence[float], taken: int, rate: float
+    expected: float,
+    probability: float,
+    seconds: Sequence[float],
+    taken: int,
+    rate: float,
+    best: float,
 ) -> bool:
-    """Whether some number of further nodes of at most this probability could beat `rate`."""
+    """Whether some number of further nodes of at most this probability could beat `best`."""
     for after in range(taken + 1, len(seconds)):
         expected += probability
-        if expected > rate * seconds[after]:
+        if expected - rate * seconds[after] > best:
             return True
     return False

@@ -26,6 +26,9 @@ _TRY_AGAIN: Final = 64
 _TRIAL: Final = 2.0
 """Every so many steps the network is run where so many times its expected gain would pay."""
 
+_REMEMBERED: Final = 0.95
+"""What a step's tokens and seconds still count for in the rate after the next step."""
+
 _DEEPER: Final = 3
 """Levels that the network is asked for beyond the deepest node of the tree before."""
 
@@ -63,7 +66,8 @@ class TreeArranger:
     def __init__(self, seconds: StepSeconds) -> None:
         self._seconds = seconds
         self._steps = 0
-        self._rate = 0.0
+        # Tokens expected of the steps so far, and those that their seconds had written undrafted.
+        self._expected = self._plain = 0.0
 
     def arrange(
         self,
@@ -102,7 +106,7 @@ class TreeArranger:
             able = [one for one in adaptive if one.sequence.drafter is not None]
             if costs is not None and costs.network is not None and able:
                 bare = costs.step(_rows(writing, prompts), 0)[0]
-                rate = self._rate or len(writing) / bare
+                rate = self._rate(len(writing) / bare)
                 chosen, network_s = self._worth_running(drafter, asked, able, costs, rate)
                 asked += chosen
             else:
@@ -117,8 +121,13 @@ class TreeArranger:
             )
         if costs is not None and adaptive:
             self._share_out(writing, prompts, adaptive, costs, network_s)
+        ended = time.perf_counter()
         self._seconds.network += drafted - began
-        self._seconds.trees += time.perf_counter() - drafted
+        self._seconds.trees += ended - drafted
+        networked = sum(one.network is not None for one in adaptive)
+        if networked and not pinned and isinstance(costs, ObservedCosts):
+            nodes = sum(len(one.sequence.tree) for one in adaptive)
+            costs.observe_network_trees(networked, ended - drafted - nodes * costs.per_text_node)
 
     def _share_out(
         self,
@@ -139,9 +148,13 @@ class TreeArranger:
         certain = len(writing) + sum(sum(one.tree.probabilities) for one in writing)
         calibrations = [one.sequence.expectation.calibration for one in asking]
         most = sum(one.limits.nodes for one in asking)
-        seconds = [network_s + one for one in costs.step(_rows(writing, prompts), most)]
-        counts, self._rate = allocate(trees, calibrations, seconds, certain)
+        seconds = costs.step(_rows(writing, prompts), most)
+        plain_rate = len(writing) / seconds[0]
+        rate = self._rate(plain_rate)
+        counts, expected = allocate(trees, calibrations, seconds, certain, rate)
         nodes = sum(counts)
+        self._expected = _REMEMBERED * self._expected + expected
+        self._plain = _REMEMBERED * self._plain + plain_rate * (network_s + seconds[nodes])
         row_s = (seconds[nodes] - seconds[0]) / max(1, nodes)
         for one, tree, count in zip(asking, trees, counts, strict=True):
             sequence = one.sequence
@@ -149,7 +162,7 @@ class TreeArranger:
             sequence.tree = tree.first(count)
             # Asking has to bring what it costs, the time of the rows and of the sources.
             asking_s = costs.per_text_node * (1 + tree.taken)
-            surplus = expectation.calibration.promise(sequence.tree) - self._rate * (
+            surplus = expectation.calibration.promise(sequence.tree) - rate * (
                 count * row_s + asking_s
             )
             expectation.idle = 0 if surplus > 0 else expectation.idle + 1
@@ -157,7 +170,16 @@ class TreeArranger:
                 expectation.network_depth = max(sequence.tree.depths, default=0)
                 if expectation.comparison_due(one.match):
                     text = one.proposer.propose(depth_limit=sequence.depth_limit, node_limit=count)
-                    expectation.compare(one.match, sequence.tree, text, price=self._rate * row_s)
+                    expectation.compare(one.match, sequence.tree, text, price=rate * row_s)
+
+    def _rate(self, plain_rate: float) -> float:
+        """Give the tokens a second that time is worth: what steps have come to of late.
+
+        Args:
+            plain_rate: Tokens a second without drafts of the answers that write now; the rate
+                keeps its proportion to it as answers come and go.
+        """
+        return plain_rate * max(1.0, self._expected / self._plain if self._plain else 1.0)
 
     def _worth_asking(self, one: _Draft) -> bool:
         """Whether to ask the text sources; where nothing paid before, only now and then."""
@@ -239,7 +261,8 @@ def _network_seconds(
         new = min(slots, one.sequence.newest)
         waiting.append(new + (slots - new) // _BACKLOG_STEPS)
     rows = drafter.pass_rows(waiting, [one.limits for one in drafts])
-    return sum(_pass_seconds(costs, count) for count in rows)
+    passes = sum(_pass_seconds(costs, count) for count in rows)
+    return passes + len(drafts) * costs.per_network_tree
 
 
 def _run_network(

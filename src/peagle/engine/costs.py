@@ -109,6 +109,11 @@ class StepCosts(BaseModel):
         """What passes of the network take, as a multiple of `network`: what was measured."""
         return 1.0
 
+    @property
+    def per_network_tree(self) -> float:
+        """What is known only from steps (`ObservedCosts.per_network_tree`)."""
+        return 0.0
+
     def step(self, rows: Sequence[tuple[int, int]], nodes: int) -> list[float]:
         """Seconds of a step with 0, 1, … `nodes` draft tokens more.
 

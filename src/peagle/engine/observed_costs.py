@@ -32,6 +32,7 @@ class ObservedCosts:
         self._level = 0.0
         self._shape = [0.0] * _PLACES
         self._network = 0.0
+        self._network_tree = 0.0
 
     @property
     def per_text_node(self) -> float:
@@ -47,6 +48,11 @@ class ObservedCosts:
     def network_factor(self) -> float:
         """What passes of the network take, as a multiple of `network`."""
         return math.exp(self._network)
+
+    @property
+    def per_network_tree(self) -> float:
+        """Seconds more that a tree takes where the network drafts for it, its passes apart."""
+        return self._network_tree
 
     def step(self, rows: Sequence[tuple[int, int]], nodes: int) -> list[float]:
         """Seconds of a step with 0, 1, … `nodes` draft tokens more (`StepCosts.step`)."""
@@ -89,6 +95,16 @@ class ObservedCosts:
         if expected > 0 and seconds > 0:
             found = _bounded(math.log(seconds / expected))
             self._network += _LEVEL_SHARE * (found - self._network)
+
+    def observe_network_trees(self, trees: int, seconds: float) -> None:
+        """Learn from trees in which the network took part.
+
+        Args:
+            trees: How many, at least one.
+            seconds: What they took beyond what the text sources take.
+        """
+        found = max(0.0, seconds / trees)
+        self._network_tree += _LEVEL_SHARE * (found - self._network_tree)
 
     def _correction(self, rows: int) -> float:
         place, share = _place(rows)

@@ -151,8 +151,9 @@ class Sequence:
                 self.expectation.observe(self.tree, walked.accepted, walked.emitted)
             self.proposer.extend(walked.emitted)
         if self.drafter is not None and features is not None:
-            verified = features[-len(logits) :]
-            self.drafter.observe(walked.emitted, verified[walked.rows])
+            first = len(features) - len(logits)
+            rows = torch.tensor([first + row for row in walked.rows], device=features.device)
+            self.drafter.observe(walked.emitted, features.index_select(0, rows))
 
     def read_prompt(self, part: SequenceRows, features: torch.Tensor) -> None:
         """Let the drafter network know a chunk of the prompt, all but what is followed by output.
@@ -164,4 +165,5 @@ class Sequence:
         if self.drafter is not None:
             first = part.cache.length + 1
             following = self.prompt_ids[first : first + len(part.tokens)]
-            self.drafter.observe(following, features[: len(following)])
+            # Copied, for a view would keep the features of the whole target pass in memory.
+            self.drafter.observe(following, features[: len(following)].clone())

@@ -21,7 +21,7 @@ from peagle.model.named_weights import NamedWeights, layer_norms, layer_products
 from peagle.model.quantized_linear import QuantizedWeight, joined
 from peagle.model.quantized_weight import Int8Weight
 from peagle.model.rope import RotaryEmbedding
-from peagle.model.rows import SequenceRows, placed
+from peagle.model.rows import SequenceRows, placed, rows_of_each
 from peagle.model.target import StepOutput
 from peagle.native.arrays import bfloat16, float32, int32
 from peagle.quantization import Quantization
@@ -194,10 +194,8 @@ class NativeTarget:
             tapped.numpy(),
         )
         return StepOutput(
-            logits=list(torch.split(logits, asked)),
-            features=list(torch.split(tapped, [len(part.tokens) for part in rows]))
-            if features
-            else [],
+            logits=rows_of_each(logits, asked),
+            features=rows_of_each(tapped, [len(part.tokens) for part in rows]) if features else [],
             step=NativeRows(self.decoder, step, cache, rows),
             planning_s=planned - began,
         )

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from peagle.model.kv_cache import PAGE_POSITIONS, SequenceCache
 
 Wanted = Literal["all", "last", "none"]
@@ -78,6 +80,12 @@ class SequenceRows:
             placed.update(own)
             lanes.append((path, own))
         return lanes
+
+
+def rows_of_each(rows: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
+    """Cut `[rows, width]` into the rows of each sequence, which follow one another."""
+    # To cut costs microseconds, which a single sequence need not spend.
+    return [rows] if len(counts) == 1 else list(torch.split(rows, list(counts)))
 
 
 def placed(

@@ -204,5 +204,9 @@ class GrowingTree:
     def taken(self) -> int: ...
 
 def allocate(
-    trees: Sequence[GrowingTree], odds: Sequence[float], seconds: Sequence[float], certain: float
+    trees: Sequence[GrowingTree],
+    odds: Sequence[float],
+    seconds: Sequence[float],
+    certain: float,
+    rate: float,
 ) -> tuple[list[int], float]: ...

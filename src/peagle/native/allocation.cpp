@@ -16,10 +16,10 @@ struct Next {
 };
 
 bool may_pay(double expected, double worth, const std::vector<double>& seconds, std::size_t taken,
-             double rate) {
+             double rate, double best) {
   for (std::size_t after = taken + 1; after < seconds.size(); after++) {
     expected += worth;
-    if (expected > rate * seconds[after]) return true;
+    if (expected - rate * seconds[after] > best) return true;
   }
   return false;
 }
@@ -29,13 +29,13 @@ bool may_pay(double expected, double worth, const std::vector<double>& seconds, 
 std::pair<std::vector<std::size_t>, double> allocate(const std::vector<GrowingTree*>& trees,
                                                      const std::vector<double>& odds,
                                                      const std::vector<double>& seconds,
-                                                     double certain) {
+                                                     double certain, double rate) {
   const std::size_t most = seconds.size() - 1;
   const auto corrected = [&](std::size_t place, double probability) {
     return odds[place] * probability / (1.0 + (odds[place] - 1.0) * probability);
   };
-  double expected = certain, best_rate = certain / seconds[0];
-  std::size_t best = 0;
+  double expected = certain, best_expected = certain, best = certain - rate * seconds[0];
+  std::size_t count = 0;
   std::vector<std::size_t> taken;
   std::vector<Next> queue;
   for (std::size_t place = 0; place < trees.size(); place++)
@@ -48,7 +48,7 @@ std::pair<std::vector<std::size_t>, double> allocate(const std::vector<GrowingTr
   };
   while (!queue.empty() && taken.size() < most) {
     const auto [worth, place] = queue.front();
-    if (!may_pay(expected, worth, seconds, taken.size(), best_rate)) break;
+    if (!may_pay(expected, worth, seconds, taken.size(), rate, best)) break;
     GrowingTree& tree = *trees[place];
     if (!tree.settled()) {
       tree.settle();
@@ -59,15 +59,16 @@ std::pair<std::vector<std::size_t>, double> allocate(const std::vector<GrowingTr
     expected += corrected(place, tree.take());
     taken.push_back(place);
     requeue(place);
-    const double rate = expected / seconds[taken.size()];
-    if (rate > best_rate) {
-      best = taken.size();
-      best_rate = rate;
+    const double worth_all = expected - rate * seconds[taken.size()];
+    if (worth_all > best) {
+      count = taken.size();
+      best = worth_all;
+      best_expected = expected;
     }
   }
   std::vector<std::size_t> counts(trees.size(), 0);
-  for (std::size_t i = 0; i < best; i++) counts[taken[i]]++;
-  return {counts, best_rate};
+  for (std::size_t i = 0; i < count; i++) counts[taken[i]]++;
+  return {counts, best_expected};
 }
 
 }  // namespace peagle

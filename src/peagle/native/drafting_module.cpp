@@ -169,10 +169,10 @@ TreeLists first_nodes(const GrowingTree& growing, std::size_t count) {
 std::pair<std::vector<std::size_t>, double> share_out(const std::vector<GrowingTree*>& trees,
                                                       const std::vector<double>& odds,
                                                       const std::vector<double>& seconds,
-                                                      double certain) {
+                                                      double certain, double rate) {
   require(odds.size() == trees.size(), "odds for each tree");
   require(!seconds.empty() && seconds[0] > 0, "a step takes time");
-  return allocate(trees, odds, seconds, certain);
+  return allocate(trees, odds, seconds, certain, rate);
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ from peagle.model.decoder import rms_norm
 from peagle.model.kv_cache import KVCache
 from peagle.model.native_target import NativeRows, flat_rows, packed_weight, turns_by_position
 from peagle.model.quantizing import quantize_int8
-from peagle.model.rows import SequenceRows
+from peagle.model.rows import SequenceRows, rows_of_each
 from peagle.native.arrays import bfloat16, float32, int32
 
 # A prompt is read in pieces of so many slots.
@@ -156,8 +156,8 @@ class NativeCompute:
             residual.numpy(),
         )
         return NetworkOutput(
-            list(torch.split(logits, list(predicting))),
-            list(torch.split(residual, list(predicting))),
+            rows_of_each(logits, predicting),
+            rows_of_each(residual, predicting),
             NativeRows(self._decoder, step, cache, rows),
         )
 

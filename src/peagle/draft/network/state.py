@@ -46,7 +46,8 @@ class DrafterState:
 
         Args:
             tokens: The tokens that follow those positions.
-            features: What the target gave there, `[len(tokens), taps * target hidden]`; copied.
+            features: What the target gave there, `[len(tokens), taps * target hidden]`; kept, so
+                no view into a larger tensor.
         """
         if features.shape != (len(tokens), self.feature_size):
             raise ValueError(
@@ -58,13 +59,14 @@ class DrafterState:
             self._tokens, self._features = [], []
             return
         self._tokens.extend(tokens)
-        # Copied, for a view would keep the features of the whole target pass in memory.
-        self._features.append(features.clone())
+        self._features.append(features)
 
     def take(self, count: int) -> SlotRows:
         """Take the `count` oldest waiting slots."""
         features = torch.cat(self._features) if len(self._features) > 1 else self._features[0]
-        tokens = self._tokens[:count]
-        del self._tokens[:count]
-        self._features = [features[count:]] if self._tokens else []
-        return SlotRows(self.cache, tokens, features[:count])
+        tokens = self._tokens
+        if count >= len(tokens):
+            self._tokens, self._features = [], []
+            return SlotRows(self.cache, tokens, features)
+        self._tokens, self._features = tokens[count:], [features[count:]]
+        return SlotRows(self.cache, tokens[:count], features[:count])

@@ -18,7 +18,8 @@ from peagle.draft.peagle.config import PEagleConfig
 from peagle.draft.peagle.markov import MarkovHead, TorchMarkovHead
 from peagle.draft.peagle.native_markov import RANK_MULTIPLE, NativeMarkovHead
 from peagle.model.kv_cache import KVCache
-from peagle.model.rows import SequenceRows
+from peagle.model.rows import SequenceRows, rows_of_each
+from peagle.spec import MAX_DEPTH
 
 
 class PEagleNetwork(DraftNetwork):
@@ -45,7 +46,8 @@ class PEagleNetwork(DraftNetwork):
         embedding: torch.Tensor,
     ) -> None:
         super().__init__(config, tensors, compute)
-        self._mask_hidden = compute.fused(tensors[MASK_HIDDEN].view(1, -1))
+        mask_hidden = compute.fused(tensors[MASK_HIDDEN].view(1, -1))
+        self._mask_hidden = mask_hidden.expand(MAX_DEPTH, -1).contiguous()
         self.markov = _markov_head(config, tensors, compute, embedding)
 
     def forward(
@@ -76,9 +78,9 @@ class PEagleNetwork(DraftNetwork):
         fused = self.compute.fused(joined_features(slots))
         pieces = []
         for own, count in zip(
-            torch.split(fused, [len(part.tokens) for part in slots]), masks, strict=True
+            rows_of_each(fused, [len(part.tokens) for part in slots]), masks, strict=True
         ):
-            pieces += [own, self._mask_hidden.expand(count, -1)]
+            pieces += [own, self._mask_hidden[:count]]
         return torch.cat(pieces)
 
 
