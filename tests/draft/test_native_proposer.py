@@ -216,8 +216,9 @@ def test_a_pass_is_shared_out_the_same(
             seconds.append(seconds[-1] + rng.choice([0.0, rise]))
         python = [one.python.growing(network) for one, network in zip(some, networks, strict=True)]
         grown = [one.native.growing(network) for one, network in zip(some, networks, strict=True)]
-        expected = allocate(python, calibrations, seconds, len(some))
-        assert allocate(grown, calibrations, seconds, len(some)) == expected
+        rate = len(some) * rng.choice([0.5, 2.0, 8.0])
+        expected = allocate(python, calibrations, seconds, len(some), rate)
+        assert allocate(grown, calibrations, seconds, len(some), rate) == expected
         for one, other in zip(grown, python, strict=True):
             assert one.taken == other.taken
             assert one.first(one.taken) == other.first(other.taken)

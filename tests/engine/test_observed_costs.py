@@ -76,3 +76,15 @@ def test_the_network_is_followed_by_itself() -> None:
         costs.observe_network(0.5, 0.25)
     assert costs.network_factor == pytest.approx(0.5, rel=0.06)
     assert at(costs, 1) == 1.0
+
+
+def test_what_trees_of_the_network_take_is_learnt_a_tree() -> None:
+    costs = ObservedCosts(MEASURED)
+    assert costs.per_network_tree == MEASURED.per_network_tree == 0.0
+    for _ in range(60):
+        costs.observe_network_trees(4, 0.002)
+    assert costs.per_network_tree == pytest.approx(0.0005, rel=0.01)
+    # Faster than the text sources were said to be: nothing more, but no gift.
+    for _ in range(200):
+        costs.observe_network_trees(1, -0.1)
+    assert costs.per_network_tree == pytest.approx(0.0, abs=1e-9)

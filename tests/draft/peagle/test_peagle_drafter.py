@@ -87,16 +87,6 @@ def test_slots_wait_for_rounds_in_which_the_network_runs(build, slots):
     assert_drafts(found, straight, tokens[:41], features[:41])
 
 
-def test_observed_features_are_a_copy(build, slots):
-    drafter, straight = build()
-    tokens, features = slots(8)
-    state, written_over = drafter.open(64), features.clone()
-    state.observe(tokens, written_over)
-    written_over.zero_()
-    [found] = draft(drafter, [state], K)
-    assert_drafts(found, straight, tokens, features)
-
-
 def test_sequences_of_a_batch_draft_as_each_alone(build, slots):
     drafter, straight = build()
     lengths = [1, 5, 64, 90, 17, 130]
