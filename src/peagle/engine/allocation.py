@@ -68,7 +68,7 @@ def _allocate(
     heapq.heapify(queue)
     while queue and len(taken) < most:
         negative, place = queue[0]
-        if not _may_pay(expected, -negative, seconds, len(taken), rate, best):
+        if not _may_pay(best - expected, -negative, seconds, len(taken), rate):
             break
         tree = trees[place]
         if not tree.settled:
@@ -90,16 +90,15 @@ def _allocate(
 
 
 def _may_pay(
-    expected: float,
-    probability: float,
-    seconds: Sequence[float],
-    taken: int,
-    rate: float,
-    best: float,
+    missing: float, probability: float, seconds: Sequence[float], taken: int, rate: float
 ) -> bool:
-    """Whether some number of further nodes of at most this probability could beat `best`."""
+    """Whether some number of further nodes of at most this probability could beat the best.
+
+    Their tokens, after paying for the whole step, then exceed those `missing` to it so far.
+    """
+    gained = 0.0
     for after in range(taken + 1, len(seconds)):
-        expected += probability
-        if expected - rate * seconds[after] > best:
+        gained += probability
+        if gained - rate * seconds[after] > missing:
             return True
     return False

@@ -15,11 +15,13 @@ struct Next {
   }
 };
 
-bool may_pay(double expected, double worth, const std::vector<double>& seconds, std::size_t taken,
-             double rate, double best) {
+// missing: tokens by which what is expected so far falls short of the best.
+bool may_pay(double missing, double worth, const std::vector<double>& seconds, std::size_t taken,
+             double rate) {
+  double gained = 0.0;
   for (std::size_t after = taken + 1; after < seconds.size(); after++) {
-    expected += worth;
-    if (expected - rate * seconds[after] > best) return true;
+    gained += worth;
+    if (gained - rate * seconds[after] > missing) return true;
   }
   return false;
 }
@@ -48,7 +50,7 @@ std::pair<std::vector<std::size_t>, double> allocate(const std::vector<GrowingTr
   };
   while (!queue.empty() && taken.size() < most) {
     const auto [worth, place] = queue.front();
-    if (!may_pay(expected, worth, seconds, taken.size(), rate, best)) break;
+    if (!may_pay(best - expected, worth, seconds, taken.size(), rate)) break;
     GrowingTree& tree = *trees[place];
     if (!tree.settled()) {
       tree.settle();
