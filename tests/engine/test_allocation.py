@@ -100,7 +100,7 @@ def test_the_rate_of_many_steps_gives_more_than_the_best_rate_of_each() -> None:
     rate = 1.0
     for _ in range(20):
         rate = together([rate, rate])
-    assert rate > 1.05 * together([best_rate(certainty) for certainty in kinds])
+    assert rate > 1.02 * together([best_rate(certainty) for certainty in kinds])
 
 
 def test_of_two_answers_the_more_predictable_one_gets_the_longer_chain() -> None:
