@@ -72,7 +72,7 @@ class _Growth:
             path: The draft tokens to it.
             rank: Probability of the path to it.
         """
-        proposed, depth = self.proposed, len(path) + 1
+        proposed = self.proposed
         forced = self.grammar.forced(path)[: self.most_depth - len(path)]
         for child in self.children.get(node, ()):
             token = proposed.tokens[child]
@@ -84,11 +84,12 @@ class _Growth:
             if forced and token == forced[0]:
                 # The child goes on with the rest of the text.
                 forced, child_rank = [], rank
-            there = self._add(token, place, probability, proposed.sources[child], depth, child_rank)
+            there = self._add(place, token, probability, proposed.sources[child])
+            self.ranks.append(child_rank)
             self.grow(child, there, further, child_rank)
         for token in forced:
-            place = self._add(token, place, rank, Source.GRAMMAR, depth, rank)
-            depth += 1
+            place = self._add(place, token, rank, Source.GRAMMAR)
+            self.ranks.append(rank)
 
     def best(self, most_nodes: int, most_roots: int) -> CandidateTree:
         """Take the nodes of the highest ranks, within the limits."""
@@ -108,14 +109,11 @@ class _Growth:
             kept.add(node)
         return found.subtree(sorted(kept))
 
-    def _add(
-        self, token: int, parent: int, probability: float, source: Source, depth: int, rank: float
-    ) -> int:
+    def _add(self, parent: int, token: int, probability: float, source: Source) -> int:
         found = self.found
         found.tokens.append(token)
         found.parents.append(parent)
         found.probabilities.append(probability)
         found.sources.append(source)
-        found.depths.append(depth)
-        self.ranks.append(rank)
+        found.depths.append(1 if parent < 0 else found.depths[parent] + 1)
         return len(found) - 1

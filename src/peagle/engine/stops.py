@@ -26,9 +26,10 @@ class StopRule:
     """Decides after every emitted token whether the answer ends with it.
 
     Of several reasons the first of these holds: a stop string in the text, end-of-sequence, a
-    stop token, a complete grammar, the length. A stop string counts where its last character comes out, so that the
-    text does not depend on how it was cut into tokens; of strings that end together, the one
-    that began first counts. It lies wholly in the output, since the prompt is never looked at.
+    stop token, a complete grammar, the length. A stop string counts where its last character
+    comes out, so that the text does not depend on how it was cut into tokens; of strings that end
+    together, the one that began first counts. It lies wholly in the output, since the prompt is
+    never looked at.
     Until `min_tokens` tokens are written, strings that are complete by then do not count.
 
     Without stop strings nothing depends on the text, and tokens are only turned into it when it is

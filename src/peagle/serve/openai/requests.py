@@ -26,6 +26,11 @@ _SAMPLING_FIELDS: Final = (
 _SPEC_NAMES: Final = {
     name: f"parallel_drafting_spec.{name}" for name in ParallelDraftingSpec.model_fields
 }
+_FORM_NAMES: Final = {
+    "structured_outputs": "response_format",
+    "structured_outputs.json": "response_format.json_schema.schema",
+    "structured_outputs.json_object": "response_format.type",
+}
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -38,6 +43,42 @@ class StreamOptions(BaseModel):
     include_usage: StrictBool = False
     continuous_usage_stats: StrictBool = False
     include_obfuscation: StrictBool = False
+
+
+class JsonSchema(BaseModel):
+    """A JSON schema as OpenAI's interface wraps it; it is always followed strictly."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: StrictBool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """The form of an answer, as OpenAI's interface has it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> Self:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError(
+                'json_schema belongs to the type "json_schema", and to no other. Give both or '
+                "neither"
+            )
+        return self
+
+    @property
+    def form(self) -> dict[str, Any] | None:
+        """The form under the engine's name; None for any text."""
+        if self.type == "json_object":
+            return {"json_object": True}
+        return None if self.json_schema is None else {"json": self.json_schema.json_schema}
 
 
 class GenerationRequest(BaseModel):
@@ -65,6 +106,11 @@ class GenerationRequest(BaseModel):
     ignore_eos: StrictBool = False
     include_stop_str_in_output: StrictBool = False
     skip_special_tokens: StrictBool = True
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = Field(
+        default=None,
+        description="The form of the answer: json, json_object, regex, choice or grammar.",
+    )
     parallel_drafting_spec: dict[str, Any] = Field(
         default_factory=dict, description="How drafts are made for this request."
     )
@@ -85,6 +131,16 @@ class GenerationRequest(BaseModel):
         if "stream_options" in self.model_fields_set and not self.stream:
             raise ValueError("stream_options is given without stream. Set stream to true")
         return self
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if self.structured_outputs is not None and self._response_form is not None:
+            raise ValueError("structured_outputs and response_format are given. Give one of them")
+        return self
+
+    @property
+    def _response_form(self) -> dict[str, Any] | None:
+        return None if self.response_format is None else self.response_format.form
 
     @property
     def limit(self) -> int | None:
@@ -118,6 +174,9 @@ class GenerationRequest(BaseModel):
             told["max_tokens"] = self.limit
         if self.wanted_logprobs is not None:
             told["logprobs"] = self.wanted_logprobs
+        form = self._response_form or self.structured_outputs
+        if form is not None:
+            told["structured_outputs"] = form
         return SamplingParams(**told)
 
     def generations(self, llm: LLM) -> list[Generation]:
@@ -130,6 +189,9 @@ class GenerationRequest(BaseModel):
             spec = ParallelDraftingSpec.parse(self.parallel_drafting_spec)
         except InvalidRequestError as error:
             raise ApiError.of(error, {**_SPEC_NAMES, "": "parallel_drafting_spec"}) from None
+        names = {**_SPEC_NAMES, **self._names()}
+        if self._response_form is not None:
+            names |= _FORM_NAMES
         try:
             params = self.params()
             return [
@@ -137,7 +199,7 @@ class GenerationRequest(BaseModel):
                 for prompt in self.prompts()
             ]
         except PeagleError as error:
-            raise ApiError.of(error, {**_SPEC_NAMES, **self._names()}) from None
+            raise ApiError.of(error, names) from None
 
     def _names(self) -> Mapping[str, str]:
         """What this request calls fields that the engine knows by other names."""
@@ -158,14 +220,6 @@ class Message(BaseModel):
         return {**told, "role": "system"} if self.role == "developer" else told
 
 
-class ResponseFormat(BaseModel):
-    """The form of an answer."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["text"]
-
-
 class ChatRequest(GenerationRequest):
     """Body of `/v1/chat/completions`."""
 
@@ -173,7 +227,6 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: StrictInt | None = Field(default=None, ge=1)
     logprobs: StrictBool = False
     top_logprobs: StrictInt | None = Field(default=None, ge=0, le=20)
-    response_format: ResponseFormat | None = None
     parallel_tool_calls: Any = None
 
     @model_validator(mode="after")
