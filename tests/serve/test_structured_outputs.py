@@ -131,7 +131,7 @@ UNMET = {"type": "integer", "minimum": 5, "maximum": 4}
     [
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"response_format": {"type": "text", **{"json_schema": {"name": "x", "schema": {}}}}},
+        ({"response_format": {"type": "text", "json_schema": {"name": "x", "schema": {}}}},
          "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
          "response_format.json_schema.name"),
