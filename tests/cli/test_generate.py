@@ -174,26 +174,21 @@ FORMS = [
     (["--choice", "sunny", "--choice", "rainy"], {"choice": ["sunny", "rainy"]}),
     (["--regex", "[a-f]{4}"], {"regex": "[a-f]{4}"}),
     (["--json-schema", '{"enum": ["a", "b"]}'], {"json": {"enum": ["a", "b"]}}),
-    (["--json-schema", "schema.json"], {"json": {"enum": ["a", "b"]}}),
-    (["--grammar", "letters.gbnf"], {"grammar": 'root ::= "a" | "bb"'}),
+    (["--json-schema", "@schema.json"], {"json": {"enum": ["a", "b"]}}),
+    (["--grammar", "@letters.gbnf"], {"grammar": 'root ::= "a" | "bb"'}),
     (["--json-object"], {"json_object": True}),
 ]
 
 
 @pytest.mark.parametrize(("told", "form"), FORMS, ids=lambda one: " ".join(one)[:30])
 def test_the_answer_has_the_form_that_was_told(
-    peagle: Run,
-    smollm2: LLM,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    told: list[str],
-    form: dict[str, Any],
+    peagle: Run, smollm2: LLM, tmp_path: Path, told: list[str], form: dict[str, Any]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    options = [one.replace("@", f"{tmp_path}/") for one in told]
     (tmp_path / "schema.json").write_text('{"enum": ["a", "b"]}')
     (tmp_path / "letters.gbnf").write_text('root ::= "a" | "bb"')
     expected = smollm2.generate(PROMPT, SamplingParams(max_tokens=12, structured_outputs=form))[0]
-    ran = peagle("generate", PROMPT, *told, "--max-tokens", "12", "--dtype", "bfloat16")
+    ran = peagle("generate", PROMPT, *options, "--max-tokens", "12", "--dtype", "bfloat16")
     assert (ran.code, ran.out) == (0, expected.text + "\n")
 
 
