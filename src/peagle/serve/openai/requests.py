@@ -13,6 +13,13 @@ from peagle.errors import InvalidRequestError, PeagleError
 from peagle.llm import LLM, Generation, Prompt
 from peagle.sampling_params import SamplingParams
 from peagle.serve.errors import ApiError
+from peagle.serve.openai.tools import (
+    NamedTool,
+    Tool,
+    ToolChoice,
+    calls_grammar,
+    with_read_arguments,
+)
 from peagle.spec import ParallelDraftingSpec
 
 _OPENAI_COMPLETION_TOKENS: Final = 16
@@ -156,7 +163,11 @@ class GenerationRequest(BaseModel):
         """What is to be answered."""
         raise NotImplementedError
 
-    def params(self) -> SamplingParams:
+    def form(self, llm: LLM) -> dict[str, Any] | None:  # noqa: ARG002
+        """The form that answers must have, under the engine's names; None for any text."""
+        return self._response_form or self.structured_outputs
+
+    def params(self, llm: LLM) -> SamplingParams:
         """How tokens are chosen.
 
         Raises:
@@ -174,7 +185,7 @@ class GenerationRequest(BaseModel):
             told["max_tokens"] = self.limit
         if self.wanted_logprobs is not None:
             told["logprobs"] = self.wanted_logprobs
-        form = self._response_form or self.structured_outputs
+        form = self.form(llm)
         if form is not None:
             told["structured_outputs"] = form
         return SamplingParams(**told)
@@ -190,10 +201,8 @@ class GenerationRequest(BaseModel):
         except InvalidRequestError as error:
             raise ApiError.of(error, {**_SPEC_NAMES, "": "parallel_drafting_spec"}) from None
         names = {**_SPEC_NAMES, **self._names()}
-        if self._response_form is not None:
-            names |= _FORM_NAMES
         try:
-            params = self.params()
+            params = self.params(llm)
             return [
                 llm.prepare(prompt, params, parallel_drafting_spec=spec)
                 for prompt in self.prompts()
@@ -203,7 +212,7 @@ class GenerationRequest(BaseModel):
 
     def _names(self) -> Mapping[str, str]:
         """What this request calls fields that the engine knows by other names."""
-        return {}
+        return {} if self._response_form is None else _FORM_NAMES
 
 
 class Message(BaseModel):
@@ -214,9 +223,13 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Any = None
 
-    def for_template(self) -> dict[str, Any]:
-        """Give the message as chat templates know it, which have no developers."""
-        told = self.model_dump(exclude_unset=True)
+    def for_template(self, where: str) -> dict[str, Any]:
+        """Give the message as chat templates know it, which have no developers.
+
+        Raises:
+            ApiError: Its calls are malformed.
+        """
+        told = with_read_arguments(self.model_dump(exclude_unset=True), where)
         return {**told, "role": "system"} if self.role == "developer" else told
 
 
@@ -227,7 +240,9 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: StrictInt | None = Field(default=None, ge=1)
     logprobs: StrictBool = False
     top_logprobs: StrictInt | None = Field(default=None, ge=0, le=20)
-    parallel_tool_calls: Any = None
+    tools: list[Tool] = Field(default_factory=list, max_length=128)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: StrictBool = True
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -238,6 +253,43 @@ class ChatRequest(GenerationRequest):
         ):
             raise ValueError("max_tokens and max_completion_tokens differ. Give one of them")
         return self
+
+    @model_validator(mode="after")
+    def _tools_that_exist(self) -> Self:
+        choice = self.tool_choice
+        if not self.tools and choice not in ("none", "auto"):
+            raise ValueError("tool_choice asks for a tool, but there are none. Give tools")
+        if isinstance(choice, NamedTool) and choice.function.name not in self.tool_names:
+            raise ValueError(
+                f"tool_choice names {choice.function.name!r}, which is not among tools. Name one "
+                "of them"
+            )
+        if self.forces_calls and (self._response_form or self.structured_outputs):
+            raise ValueError(
+                "tool_choice asks for a call, but response_format or structured_outputs for "
+                "something else. Give one of them"
+            )
+        return self
+
+    @property
+    def tool_names(self) -> list[str]:
+        """The functions that may be called."""
+        return [] if self.tool_choice == "none" else [tool.function.name for tool in self.tools]
+
+    @property
+    def forces_calls(self) -> bool:
+        """Whether the answer must call a function."""
+        return self.tool_choice not in ("none", "auto")
+
+    def form(self, llm: LLM) -> dict[str, Any] | None:
+        """The form that answers must have: calls, where they are asked for."""
+        template = llm.chat_template
+        if not self.forces_calls or template is None or template.tool_format is None:
+            return super().form(llm)
+        grammar = calls_grammar(
+            template.tool_format, self.tools, self.tool_choice, several=self.parallel_tool_calls
+        )
+        return {"grammar": grammar}
 
     @property
     def limit(self) -> int | None:
@@ -252,12 +304,22 @@ class ChatRequest(GenerationRequest):
 
     def prompts(self) -> list[Prompt]:
         """What is to be answered: the conversation."""
-        return [[message.for_template() for message in self.messages]]
+        messages = [
+            message.for_template(f"messages[{place}]")
+            for place, message in enumerate(self.messages)
+        ]
+        if not self.tool_names:
+            return [messages]
+        tools = [tool.model_dump(exclude_unset=True, exclude_none=True) for tool in self.tools]
+        return [{"messages": messages, "tools": tools}]
 
     def _names(self) -> Mapping[str, str]:
+        names = {**super()._names(), "prompt": "messages", "logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
-            return {"max_tokens": "max_completion_tokens", "prompt": "messages"}
-        return {"prompt": "messages", "logprobs": "top_logprobs"}
+            names["max_tokens"] = "max_completion_tokens"
+        if self.forces_calls:
+            names["structured_outputs.grammar"] = "tools"
+        return names
 
 
 class CompletionRequest(GenerationRequest):
@@ -306,4 +368,4 @@ class CompletionRequest(GenerationRequest):
         ]
 
     def _names(self) -> Mapping[str, str]:
-        return {"prompt_token_ids": "prompt"}
+        return {**super()._names(), "prompt_token_ids": "prompt"}
