@@ -1,6 +1,7 @@
 """What a grammar allows after a path, whatever was asked before."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from peagle.engine.grammar import Grammar, GrammarCompiler
 from peagle.errors import InvalidRequestError
 from peagle.model.tokenizer import Tokenizer
 from peagle.structured_outputs import StructuredOutputs
+from tests.model.test_tokenizer import write_sentence_piece
 
 SCHEMA = {
     "type": "object",
@@ -119,6 +121,20 @@ def test_an_end_may_come_where_the_text_could_go_on(
     assert state.complete([eos])
     assert not state.accepts([eos, eos])
     assert state.accepts(tokenizer.encode("b"))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3"])
+def test_sentence_piece_vocabularies_follow_grammars(tmp_path: Path, architecture: str) -> None:
+    file = write_sentence_piece(tmp_path / "vocabulary.gguf", architecture)
+    tokenizer = Tokenizer.from_gguf(file)
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
+    state = compiled(compiler, regex="( the )?[a-zé🐝 ]+").begin()
+    for token in tokenizer.encode("the café 🐝 be"):
+        assert state.allowed()[token], tokenizer.piece(token)
+        state.commit([token])
+    assert set(np.flatnonzero(state.allowed())) >= tokenizer.eos_token_ids
+    forced = compiled(compiler, choice=["the café"]).begin().forced()
+    assert b"".join(map(tokenizer.token_bytes, forced)) == "the café".encode()
 
 
 def test_a_broken_path_is_an_error(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:

@@ -1,7 +1,6 @@
 """Tools by OpenAI's own client, with templates of the families that write calls."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -69,10 +68,10 @@ ASKED = [{"role": "user", "content": "How is the weather in Rome?"}]
 @pytest.fixture(params=TEMPLATES)
 def tooled(
     served: Served, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Served]:
+) -> Served:
     template = ChatTemplate(TEMPLATES[request.param])
     monkeypatch.setattr(served.llm._reader, "template", template)
-    yield served
+    return served
 
 
 @pytest.fixture
