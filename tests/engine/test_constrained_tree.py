@@ -21,12 +21,12 @@ class Words:
     def accepts(self, path: Sequence[int]) -> bool:
         return bool(self._after(path))
 
-    def forced(self, path: Sequence[int]) -> list[int]:
+    def forced(self, path: Sequence[int], most: int) -> list[int]:
         rests = self._after(path)
         length = 0
         while all(len(rest) > length and rest[length] == rests[0][length] for rest in rests):
             length += 1
-        return [ord(letter) for letter in rests[0][:length]]
+        return [ord(letter) for letter in rests[0][: min(length, most)]]
 
 
 def tree(*nodes: tuple[str, int, float]) -> CandidateTree:

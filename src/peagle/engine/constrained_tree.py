@@ -2,9 +2,13 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Final
 
 from peagle.draft.tree import CandidateTree, Source
 from peagle.engine.grammar import GrammarState
+
+_PROBABLE: Final = 0.1
+"""Forced text is looked for behind nodes that are at least as probable, as it costs a mask each."""
 
 
 def constrained(
@@ -73,7 +77,8 @@ class _Growth:
             rank: Probability of the path to it.
         """
         proposed = self.proposed
-        forced = self.grammar.forced(path)[: self.most_depth - len(path)]
+        room = self.most_depth - len(path)
+        forced = self.grammar.forced(path, room) if rank >= _PROBABLE else []
         for child in self.children.get(node, ()):
             token = proposed.tokens[child]
             further = (*path, token)

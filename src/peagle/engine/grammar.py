@@ -5,12 +5,14 @@ so an answer keeps one matcher and walks it along the candidate tree.
 """
 
 import json
+import re
 import threading
 from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
 from peagle.errors import InvalidRequestError
@@ -18,7 +20,12 @@ from peagle.model.tokenizer import Tokenizer
 from peagle.structured_outputs import StructuredOutputs
 
 _SHOWN_ERROR_CHARACTERS: Final = 200
-_LONGEST_FORCED_BYTES: Final = 128
+_FEW: Final = 16
+
+# Every way to cut allowed text into tokens is allowed. Otherwise llguidance looks for text that is
+# forced, without end where a grammar can never be completed: /x+/ /x+/, whose first part takes all.
+_UNFORCED: Final = '%llguidance {"no_forcing": true}\n'
+
 # Verbose errors would quote the answer.
 _LIMITS: Final = LLParserLimits(verbose_errors=False)
 
@@ -40,6 +47,7 @@ class GrammarState:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._ahead: list[int] = []  # Tokens behind the output that the matcher has read.
+        self._masks: dict[tuple[int, ...], NDArray[np.bool_]] = {}
 
     def allowed(self, path: Sequence[int] = ()) -> NDArray[np.bool_]:
         """Tell which tokens may follow output and path, as `[vocab]`, true where allowed.
@@ -47,6 +55,9 @@ class GrammarState:
         Raises:
             InvalidRequestError: The path breaks the grammar, or the grammar is too complex here.
         """
+        place = tuple(path)
+        if place in self._masks:
+            return self._masks[place]
         if not self.accepts(path):
             raise self._failure()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
@@ -54,6 +65,7 @@ class GrammarState:
             raise self._failure()
         flags = np.unpackbits(bits, count=self._vocab_size, bitorder="little")
         mask: NDArray[np.bool_] = flags.view(np.bool_)
+        self._masks[place] = mask
         return mask
 
     def accepts(self, path: Sequence[int]) -> bool:
@@ -76,23 +88,39 @@ class GrammarState:
         """Whether nothing can be added to output and path."""
         return self.accepts(path) and self._matcher.is_stopped() and not self._matcher.is_error()
 
-    def forced(self, path: Sequence[int] = ()) -> list[int]:
-        """Give tokens that spell the only text that may follow output and path.
+    def forced(self, path: Sequence[int], most: int) -> list[int]:
+        """Give the tokens that follow where the grammar leaves one way on.
 
-        The text is certain; the model may cut it into other tokens.
+        Each is the longest allowed token, where all others are beginnings of it: the model may
+        well cut the same text into other tokens.
+
+        Args:
+            path: A path that the grammar accepts.
+            most: Most tokens.
         """
+        further = list(path)
+        while len(further) < len(path) + most:
+            token = self._only_way(further)
+            if token is None:
+                break
+            further.append(token)
+        return further[len(path) :]
+
+    def _only_way(self, path: Sequence[int]) -> int | None:
         if not self.accepts(path) or self._matcher.is_stopped():
-            return []
-        text = self._matcher.compute_ff_bytes()
-        if not text:
-            return []
-        tokens = self._tokenizer.tokenize_bytes(text[:_LONGEST_FORCED_BYTES])
-        return tokens[: self._matcher.validate_tokens(tokens)]
+            return None
+        allowed = np.flatnonzero(self.allowed(path))
+        if allowed.size > _FEW:
+            return None
+        spelt = {self._tokenizer.decode_bytes([int(token)]): int(token) for token in allowed}
+        longest = max(spelt, key=len, default=b"")
+        return spelt[longest] if longest and all(map(longest.startswith, spelt)) else None
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Take tokens that were emitted into the output."""
         self.accepts(tokens)
         self._ahead.clear()
+        self._masks.clear()
 
     def _failure(self) -> InvalidRequestError:
         told = _one_line(self._matcher.get_error()) or "its output was broken off"
@@ -167,29 +195,47 @@ class GrammarCompiler:
 
 
 def _written(form: StructuredOutputs) -> str:
-    """Write a form as llguidance reads it.
+    """Write a form in Lark's syntax, as llguidance has it.
 
     Raises:
         ValueError: It is malformed.
     """
     if form.kind in ("json", "json_object"):
-        schema = {"type": "object"} if form.json_schema is None else form.json_schema
-        if isinstance(schema, str):
-            schema = json.loads(schema)
-        if not isinstance(schema, dict):
-            raise ValueError("a JSON schema is an object")
-        overrides = {}
-        if form.disable_any_whitespace:
-            overrides["whitespace_flexible"] = False
-        if form.whitespace_pattern is not None:
-            overrides["whitespace_pattern"] = form.whitespace_pattern
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides)
-    if form.regex is not None:
-        return LLMatcher.grammar_from_regex(form.regex)
-    if form.choice is not None:
-        return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(json.dumps, form.choice))}")
-    assert form.grammar is not None
-    return grammar_from("grammar", form.grammar)
+        lark = f"start: %json {_schema(form)}"
+    elif form.regex is not None:
+        told = json.loads(LLMatcher.grammar_from_regex(form.regex))
+        lark = told["grammars"][0]["lark_grammar"]
+    elif form.choice is not None:
+        lark = f"start: {' | '.join(map(json.dumps, form.choice))}"
+    else:
+        assert form.grammar is not None
+        lark = _without_directives(form.grammar)
+    return LLMatcher.grammar_from_lark(_UNFORCED + lark)
+
+
+def _schema(form: StructuredOutputs) -> str:
+    schema = {"type": "object"} if form.json_schema is None else form.json_schema
+    if isinstance(schema, str):
+        schema = json.loads(schema)
+    if not isinstance(schema, dict):
+        raise ValueError("a JSON schema is an object")
+    options: dict[str, str | bool] = {}
+    if form.disable_any_whitespace:
+        options["whitespace_flexible"] = False
+    if form.whitespace_pattern is not None:
+        options["whitespace_pattern"] = form.whitespace_pattern
+    return json.dumps({**schema, "x-guidance": options})
+
+
+def _without_directives(grammar: str) -> str:
+    """Take a grammar in either syntax, as Lark's, without llguidance's settings."""
+    if re.search(r"%llguidance\s*\{\s*[^\s}]", grammar):
+        raise ValueError("settings of llguidance within a grammar are not supported")
+    try:
+        lark = any_to_lark(grammar)
+    except Exception as error:  # the converter raises bare Exception
+        raise ValueError(f"it is neither GBNF nor Lark: {error}") from None
+    return re.sub(r"%llguidance\s*\{\s*\}", "", lark)
 
 
 def _refused(field: str, reason: str) -> InvalidRequestError:

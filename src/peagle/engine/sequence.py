@@ -138,10 +138,10 @@ class Sequence:
                 emitted=len(walked.emitted),
             )
         if self.params.logprobs is not None:
-            masks = self.chooser.grammar_masks or [None] * len(walked.emitted)
+            masks = dict(enumerate(self.chooser.grammar_masks))
             self.logprobs.extend(
-                token_logprobs(logits[row], token, self.params.logprobs, allowed=mask)
-                for row, token, mask in zip(walked.rows, walked.emitted, masks, strict=False)
+                token_logprobs(logits[row], token, self.params.logprobs, allowed=masks.get(place))
+                for place, (row, token) in enumerate(zip(walked.rows, walked.emitted, strict=True))
             )
         self.origins.extend(_ORIGINS[self.tree.sources[node]] for node in walked.accepted)
         self.origins.extend([Origin.TARGET] * (len(walked.emitted) - len(walked.accepted)))
