@@ -6,6 +6,7 @@ import pytest
 
 from peagle.draft.tree import CandidateTree, Source
 from peagle.engine.constrained_tree import constrained, proposed_part
+from peagle.errors import InvalidRequestError
 
 
 class Words:
@@ -13,6 +14,9 @@ class Words:
 
     def __init__(self, *words: str) -> None:
         self._words = words
+
+    def branch(self) -> "Words":
+        return self
 
     def _after(self, path: Sequence[int]) -> list[str]:
         begun = "".join(map(chr, path))
@@ -104,6 +108,17 @@ def test_forced_text_outranks_improbable_drafts() -> None:
     assert [node[0] for node in found] == ["x", "y"]
     other = grown(tree(("a", -1, 0.3), ("b", -1, 0.2)), Words("a", "bcd"), nodes=3)
     assert [node[:3] for node in other] == [("a", -1, 0.3), ("b", -1, 0.2), ("c", 1, 0.2)]
+
+
+def test_a_grammar_that_fails_ahead_leaves_no_drafts_and_no_trace() -> None:
+    class Failing(Words):
+        def branch(self) -> "Failing":
+            return Failing(*self._words)
+
+        def accepts(self, path: Sequence[int]) -> bool:
+            raise InvalidRequestError("It is too complex.", remedy="Simplify it.")
+
+    assert grown(PROPOSED, Failing("cart", "d")) == []
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 2, 3, 4])

@@ -158,6 +158,24 @@ def test_sentence_piece_vocabularies_follow_grammars(tmp_path: Path, architectur
     assert b"".join(map(tokenizer.token_bytes, forced)) == "the café".encode()
 
 
+def test_a_branch_looks_ahead_and_leaves_no_trace(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    tokens = tokenizer.encode(PERSON)
+    state = compiled(compiler, json=SCHEMA).begin()
+    state.commit(tokens[:3])
+    before = state.allowed().copy()
+    ahead = state.branch()
+    ahead.commit(tokens[3:9])
+    assert ahead.allowed()[tokens[9]]
+    with pytest.raises(InvalidRequestError):
+        ahead.allowed(tokens[:1])
+    np.testing.assert_array_equal(state.allowed(), before)
+    assert state.accepts(tokens[3:])
+    assert state.complete(tokens[3:])
+    np.testing.assert_array_equal(state.branch().allowed(), before)
+
+
 def test_a_broken_path_is_an_error(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     state = compiled(compiler, regex="ab").begin()
     with pytest.raises(InvalidRequestError) as raised:

@@ -6,6 +6,7 @@ from typing import Final
 
 from peagle.draft.tree import CandidateTree, Source
 from peagle.engine.grammar import GrammarState
+from peagle.errors import InvalidRequestError
 
 _PROBABLE: Final = 0.1
 """Forced text is looked for behind nodes that are at least as probable, as it costs a mask each."""
@@ -35,8 +36,12 @@ def constrained(
     Returns:
         The tree, parents before children. Nodes of the sources keep their probabilities.
     """
-    growth = _Growth(tree, grammar, most_depth)
-    growth.grow(-1, -1, (), 1.0)
+    growth = _Growth(tree, grammar.branch(), most_depth)
+    try:
+        growth.grow(-1, -1, (), 1.0)
+    except InvalidRequestError:
+        # Too complex on some branch: whether that matters, the walk will tell.
+        return CandidateTree()
     return growth.best(most_nodes, most_roots)
 
 

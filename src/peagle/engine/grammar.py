@@ -49,6 +49,16 @@ class GrammarState:
         self._ahead: list[int] = []  # Tokens behind the output that the matcher has read.
         self._masks: dict[tuple[int, ...], NDArray[np.bool_]] = {}
 
+    def branch(self) -> "GrammarState":
+        """Give a copy to look ahead with: what fails there leaves this one as it is.
+
+        Masks found there are known here, too.
+        """
+        copy = GrammarState(self._matcher.deep_copy(), self._tokenizer, self._vocab_size)
+        copy._ahead = list(self._ahead)
+        copy._masks = self._masks
+        return copy
+
     def allowed(self, path: Sequence[int] = ()) -> NDArray[np.bool_]:
         """Tell which tokens may follow output and path, as `[vocab]`, true where allowed.
 
@@ -97,6 +107,9 @@ class GrammarState:
         Args:
             path: A path that the grammar accepts.
             most: Most tokens.
+
+        Raises:
+            InvalidRequestError: The grammar is too complex here.
         """
         further = list(path)
         while len(further) < len(path) + most:
@@ -120,7 +133,7 @@ class GrammarState:
         """Take tokens that were emitted into the output."""
         self.accepts(tokens)
         self._ahead.clear()
-        self._masks.clear()
+        self._masks = {}  # A new one: a branch may share the old.
 
     def _failure(self) -> InvalidRequestError:
         told = _one_line(self._matcher.get_error()) or "its output was broken off"
