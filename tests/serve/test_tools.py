@@ -213,10 +213,10 @@ def broken(**fields: Any) -> dict[str, Any]:
         ({"tools": [broken(name="two words")]}, "tools[0].function.name", "two words"),
         ({"tools": [broken(parameters=[])]}, "tools[0].function.parameters", "parameters"),
         ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice", "always"),
-        ({"tool_choice": "required"}, None, "Give tools"),
+        ({"tool_choice": "required"}, "tool_choice", "Give tools"),
         (
             {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "rain"}}},
-            None,
+            "tool_choice",
             "'rain'",
         ),
         (
@@ -233,7 +233,7 @@ def broken(**fields: Any) -> dict[str, Any]:
                 "tool_choice": "required",
                 "response_format": {"type": "json_object"},
             },
-            None,
+            "tool_choice",
             "response_format",
         ),
         (
@@ -251,9 +251,7 @@ def broken(**fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_the_field_is_named(
-    hermes: Served, told: dict[str, Any], param: str | None, said: str
-) -> None:
+def test_the_field_is_named(hermes: Served, told: dict[str, Any], param: str, said: str) -> None:
     response = hermes.http.post("/v1/chat/completions", json={"messages": ASKED, **told})
     assert response.status_code == 400
     error = response.json()["error"]

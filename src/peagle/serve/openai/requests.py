@@ -7,7 +7,16 @@ name, except for fields that could not change an answer, which are ignored.
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from peagle.errors import InvalidRequestError, PeagleError
 from peagle.llm import LLM, Generation, Prompt
@@ -139,11 +148,15 @@ class GenerationRequest(BaseModel):
             raise ValueError("stream_options is given without stream. Set stream to true")
         return self
 
-    @model_validator(mode="after")
-    def _one_form(self) -> Self:
-        if self.structured_outputs is not None and self._response_form is not None:
-            raise ValueError("structured_outputs and response_format are given. Give one of them")
-        return self
+    @field_validator("structured_outputs")
+    @classmethod
+    def _one_form(
+        cls, form: dict[str, Any] | None, others: ValidationInfo
+    ) -> dict[str, Any] | None:
+        told = others.data.get("response_format")
+        if told is not None and told.form is not None:
+            raise ValueError("response_format asks for a form already. Give one of them")
+        return form
 
     @property
     def _response_form(self) -> dict[str, Any] | None:
@@ -254,22 +267,22 @@ class ChatRequest(GenerationRequest):
             raise ValueError("max_tokens and max_completion_tokens differ. Give one of them")
         return self
 
-    @model_validator(mode="after")
-    def _tools_that_exist(self) -> Self:
-        choice = self.tool_choice
-        if not self.tools and choice not in ("none", "auto"):
-            raise ValueError("tool_choice asks for a tool, but there are none. Give tools")
-        if isinstance(choice, NamedTool) and choice.function.name not in self.tool_names:
+    @field_validator("tool_choice")
+    @classmethod
+    def _choice_that_exists(cls, choice: ToolChoice, others: ValidationInfo) -> ToolChoice:
+        if choice in ("none", "auto"):
+            return choice
+        names = [tool.function.name for tool in others.data.get("tools", [])]
+        if not names:
+            raise ValueError("there are no tools. Give tools")
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise ValueError(f"{choice.function.name!r} is not among tools. Name one of them")
+        told = others.data.get("response_format")
+        if others.data.get("structured_outputs") or (told is not None and told.form):
             raise ValueError(
-                f"tool_choice names {choice.function.name!r}, which is not among tools. Name one "
-                "of them"
+                "response_format or structured_outputs asks for a form already. Give one of them"
             )
-        if self.forces_calls and (self._response_form or self.structured_outputs):
-            raise ValueError(
-                "tool_choice asks for a call, but response_format or structured_outputs for "
-                "something else. Give one of them"
-            )
-        return self
+        return choice
 
     @property
     def tool_names(self) -> list[str]:
