@@ -154,7 +154,7 @@ def test_the_field_is_named(served: Served, told: dict[str, Any], param: str) ->
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == param
-    assert param.split(".")[0] in error["message"]
+    assert param.split(".", maxsplit=1)[0] in error["message"]
 
 
 def test_any_text_is_no_form(served: Served) -> None:
