@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol, Self, runtime_checkable
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from peagle.structured_outputs import StructuredOutputs
 from peagle.validation import request_error
 
 _ALLOWED: Final = {
@@ -29,6 +30,7 @@ _ALLOWED: Final = {
     "skip_special_tokens": "true or false",
     "logprobs": "a whole number from 0 to 20",
     "logits_mask": "an object with the method `allowed`",
+    "structured_outputs": "an object with one of json, json_object, regex, choice, grammar",
 }
 
 
@@ -71,8 +73,11 @@ class SamplingParams(BaseModel):
         include_stop_str_in_output: Leave the stop string at the end of the text.
         skip_special_tokens: Leave special tokens out of the text.
         logprobs: Report the log-probabilities of each token and of this many most probable ones,
-            from the model's own distribution before any of the settings above.
+            from the model's own distribution before any of the settings above; with
+            `structured_outputs` from that among the tokens that may come (vLLM's way).
         logits_mask: Forbids tokens along the path, as a grammar does.
+        structured_outputs: The form of the answer, such as a JSON schema; the answer ends when
+            nothing can be added to it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
@@ -96,6 +101,7 @@ class SamplingParams(BaseModel):
     skip_special_tokens: bool = Field(default=True, strict=True)
     logprobs: int | None = Field(default=None, ge=0, le=20, strict=True)
     logits_mask: LogitsMask | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __init__(self, **fields: Any) -> None:
         """Check every field.
@@ -107,6 +113,11 @@ class SamplingParams(BaseModel):
             super().__init__(**fields)
         except ValidationError as found:
             raise request_error(found, "sampling parameters", _ALLOWED) from None
+
+    @field_validator("structured_outputs", mode="before")
+    @classmethod
+    def _read_form(cls, block: Any) -> Any:
+        return StructuredOutputs.parse(block) if isinstance(block, Mapping) else block
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,3 +168,43 @@ def test_a_wrong_line_of_a_prompts_file_is_named(
     assert ran.code == 2
     assert message in ran.err
     assert ran.err.count("\n") == 1
+
+
+FORMS = [
+    (["--choice", "sunny", "--choice", "rainy"], {"choice": ["sunny", "rainy"]}),
+    (["--regex", "[a-f]{4}"], {"regex": "[a-f]{4}"}),
+    (["--json-schema", '{"enum": ["a", "b"]}'], {"json": {"enum": ["a", "b"]}}),
+    (["--json-schema", "@schema.json"], {"json": {"enum": ["a", "b"]}}),
+    (["--grammar", "@letters.gbnf"], {"grammar": 'root ::= "a" | "bb"'}),
+    (["--json-object"], {"json_object": True}),
+]
+
+
+@pytest.mark.parametrize(("told", "form"), FORMS, ids=lambda one: " ".join(one)[:30])
+def test_the_answer_has_the_form_that_was_told(
+    peagle: Run, smollm2: LLM, tmp_path: Path, told: list[str], form: dict[str, Any]
+) -> None:
+    options = [one.replace("@", f"{tmp_path}/") for one in told]
+    (tmp_path / "schema.json").write_text('{"enum": ["a", "b"]}')
+    (tmp_path / "letters.gbnf").write_text('root ::= "a" | "bb"')
+    expected = smollm2.generate(PROMPT, SamplingParams(max_tokens=12, structured_outputs=form))[0]
+    ran = peagle("generate", PROMPT, *options, "--max-tokens", "12", "--dtype", "bfloat16")
+    assert (ran.code, ran.out) == (0, expected.text + "\n")
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (["--regex", "("], "structured_outputs.regex"),
+        (["--json-schema", "{"], "structured_outputs.json"),
+        (["--json-schema", "no-such-file.json"], "--json-schema"),
+        (["--grammar", "no-such-file"], "--grammar"),
+        (["--choice", ""], "choice"),
+        (["--json-object", "--regex", "a"], "json_object and regex"),
+    ],
+)
+def test_a_form_that_cannot_be_followed_is_named(peagle: Run, told: list[str], said: str) -> None:
+    ran = peagle("generate", PROMPT, *told, "--max-tokens", "5")
+    assert ran.code == 2
+    assert said in ran.err
+    assert "Traceback" not in ran.err

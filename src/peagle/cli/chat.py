@@ -19,7 +19,13 @@ _HELP: Final = """\
 /stats    show what speculation did after every answer
 /reset    begin a new conversation
 /exit     leave (or Ctrl-D)"""
-_STYLES: Final = {"target": "default", "network": "green", "lookup": "cyan", "corpus": "magenta"}
+_STYLES: Final = {
+    "target": "default",
+    "network": "green",
+    "lookup": "cyan",
+    "corpus": "magenta",
+    "grammar": "yellow",
+}
 
 
 @with_shared_options

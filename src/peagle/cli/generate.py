@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,9 +17,53 @@ if TYPE_CHECKING:
     from peagle.llm import LLM
 
 
+@dataclass(frozen=True)
+class FormOptions(AnswerOptions):
+    """The options of answers, and the form that they must have; each field is an option."""
+
+    json_schema: Annotated[
+        str | None,
+        typer.Option(help="The answer is JSON of this schema: a file, or the schema itself."),
+    ] = None
+    json_object: Annotated[
+        bool, typer.Option("--json-object", help="The answer is a JSON object.")
+    ] = False
+    regex: Annotated[
+        str | None, typer.Option(help="The answer matches this regular expression.")
+    ] = None
+    choice: Annotated[
+        list[str] | None,
+        typer.Option(help="The answer is this text; give it several times for a choice."),
+    ] = None
+    grammar: Annotated[
+        Path | None,
+        typer.Option(help="The answer follows the grammar in this file (GBNF or Lark)."),
+    ] = None
+
+    def params(self) -> SamplingParams:
+        """Give the sampling parameters, with the answer's form.
+
+        Raises:
+            InvalidRequestError: An option is impossible, or a file cannot be read.
+        """
+        schema = self.json_schema
+        if schema is not None and not schema.lstrip().startswith("{"):
+            schema = _read(Path(schema), "--json-schema")
+        told = {
+            "json": schema,
+            "json_object": self.json_object or None,
+            "regex": self.regex,
+            "choice": self.choice or None,
+            "grammar": _read(self.grammar, "--grammar") if self.grammar is not None else None,
+        }
+        form = {name: value for name, value in told.items() if value is not None}
+        params = super().params()
+        return params.replaced(structured_outputs=form) if form else params
+
+
 @with_shared_options
 def generate(
-    options: AnswerOptions,
+    options: FormOptions,
     prompt: Annotated[
         str | None, typer.Argument(help="What to answer; `-` reads standard input.")
     ] = None,
@@ -72,6 +117,17 @@ def generate(
     else:
         assert prompt is not None
         _answer(llm, prompt, params, stats=options.stats, as_json=as_json)
+
+
+def _read(file: Path, option: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(
+            f"{option}: {file} cannot be read: {error}.",
+            remedy="Give a text file.",
+            field=option,
+        ) from None
 
 
 def _answer(llm: "LLM", prompt: str, params: SamplingParams, *, stats: bool, as_json: bool) -> None:

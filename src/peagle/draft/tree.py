@@ -13,6 +13,7 @@ class Source(IntEnum):
     NETWORK = 0
     LOOKUP = 1
     CORPUS = 2
+    GRAMMAR = 3
 
 
 Child = tuple[float, int, Source]
@@ -71,6 +72,17 @@ class CandidateTree:
                 break
             path.append(node)
         return path
+
+    def subtree(self, nodes: Sequence[int]) -> "CandidateTree":
+        """Return the tree of some nodes, in this order; with a node its parent, before it."""
+        places = {node: place for place, node in enumerate(nodes)}
+        return CandidateTree(
+            [self.tokens[node] for node in nodes],
+            [places.get(self.parents[node], -1) for node in nodes],
+            [self.probabilities[node] for node in nodes],
+            [self.sources[node] for node in nodes],
+            [self.depths[node] for node in nodes],
+        )
 
     def first(self, count: int) -> "CandidateTree":
         """Return the tree of the `count` most probable nodes."""

@@ -11,10 +11,12 @@ from peagle.draft.network.state import DrafterState
 from peagle.draft.proposer import Proposer
 from peagle.draft.tree import CandidateTree
 from peagle.engine.allocation import allocate
+from peagle.engine.constrained_tree import constrained
 from peagle.engine.costs import StepCosts
 from peagle.engine.observed_costs import ObservedCosts
 from peagle.engine.sequence import Sequence
 from peagle.engine.step_seconds import StepSeconds
+from peagle.spec import MAX_DEPTH
 
 _BACKLOG_STEPS: Final = 48
 """Steps over which slots that wait for the network are paid off, as they are read only once."""
@@ -121,13 +123,15 @@ class TreeArranger:
             )
         if costs is not None and adaptive:
             self._share_out(writing, prompts, adaptive, costs, network_s)
-        ended = time.perf_counter()
-        self._seconds.network += drafted - began
-        self._seconds.trees += ended - drafted
+        grown = time.perf_counter()
         networked = sum(one.network is not None for one in adaptive)
         if networked and not pinned and isinstance(costs, ObservedCosts):
             nodes = sum(len(one.sequence.tree) for one in adaptive)
-            costs.observe_network_trees(networked, ended - drafted - nodes * costs.per_text_node)
+            costs.observe_network_trees(networked, grown - drafted - nodes * costs.per_text_node)
+        for one in (*pinned, *adaptive):
+            _constrain(one.sequence)
+        self._seconds.network += drafted - began
+        self._seconds.trees += time.perf_counter() - drafted
 
     def _share_out(
         self,
@@ -282,6 +286,19 @@ def _run_network(
     for one, state, network in zip(asked, states, predicted, strict=True):
         one.network = network
         one.sequence.statistics.draft_passes = state.passes
+
+
+def _constrain(sequence: Sequence) -> None:
+    """Fit the tree of an answer that follows a grammar to it."""
+    grammar, spec = sequence.chooser.grammar, sequence.spec
+    if grammar is not None:
+        sequence.tree = constrained(
+            sequence.tree,
+            grammar,
+            most_nodes=spec.max_tree_nodes,
+            most_roots=spec.num_parallel_trees,
+            most_depth=min(MAX_DEPTH, sequence.depth_limit),
+        )
 
 
 def _state(one: _Draft) -> DrafterState:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from peagle.engine.grammar import GrammarState
 from peagle.engine.uniform import uniform
 from peagle.errors import CheckpointError, InvalidRequestError
 from peagle.sampling_params import SamplingParams
@@ -28,7 +29,7 @@ class TokenChooser:
 
     A choice is made in this order, each step on what the one before left (vLLM's order):
 
-    1. `logits_mask` (a grammar) forbids tokens after output and path.
+    1. The grammar and `logits_mask` forbid tokens after output and path.
     2. `logit_bias` is added.
     3. Before `min_tokens` tokens, end-of-sequence and stop tokens are forbidden.
     4. Penalties: repetition over prompt, output and path; then frequency and presence over
@@ -44,6 +45,11 @@ class TokenChooser:
 
     Steps 1 to 4 are in float32, steps 5 to 9 in float64 with sums taken one by one, so that the
     choice depends on this row alone, to the last bit.
+
+    Attributes:
+        grammar: Where the answer is in its grammar, if it has one.
+        grammar_masks: What the grammar allowed at each choice of the latest walk, `[vocab]` each,
+            if log-probabilities are asked for; otherwise empty.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class TokenChooser:
         eos_ids: Collection[int],
         seed: int,
         choice: int = 0,
+        grammar: GrammarState | None = None,
     ) -> None:
         """Prepare an answer of which nothing is written yet.
 
@@ -65,6 +72,7 @@ class TokenChooser:
             eos_ids: The model's end-of-sequence tokens.
             seed: The request's seed, or the one drawn for it.
             choice: Which of the request's `n` answers.
+            grammar: The beginning of the grammar that the answer follows.
 
         Raises:
             InvalidRequestError: A biased token or a stop token is not in the vocabulary.
@@ -76,6 +84,8 @@ class TokenChooser:
         self._vocab_size = vocab_size
         self._seed = seed
         self._choice = choice
+        self.grammar = grammar
+        self.grammar_masks: list[NDArray[np.bool_]] = []
         self._output: list[int] = []
         self._biased = np.fromiter(bias.keys(), np.int64, len(bias))
         self._bias = np.fromiter(bias.values(), np.float32, len(bias))
@@ -101,6 +111,7 @@ class TokenChooser:
             self._penalised
             or self._biased.size
             or params.logits_mask is not None
+            or self.grammar is not None
             or len(self._output) < params.min_tokens
         )
 
@@ -127,7 +138,7 @@ class TokenChooser:
         top = float(scores[best])
         position = len(self._output) + len(path)
         if top == -math.inf:
-            raise _no_token_left(position)
+            raise _no_token_left(position, self.grammar)
         if not math.isfinite(top):
             raise _not_finite()
         if self._params.greedy:
@@ -137,8 +148,14 @@ class TokenChooser:
     def commit(self, tokens: Sequence[int]) -> None:
         """Take tokens that were emitted into the output."""
         self._output.extend(tokens)
+        if self.grammar is not None:
+            self.grammar.commit(tokens)
         if self._penalised:
             np.add.at(self._counts, np.asarray(tokens, np.int64), 1)
+
+    def completed_by(self, path: Sequence[int] = ()) -> bool:
+        """Whether the grammar, if there is one, lets nothing follow output and path."""
+        return self.grammar is not None and self.grammar.complete(path)
 
     def _scores(self, row: NDArray[np.float32], path: Sequence[int]) -> NDArray[np.float32]:
         """Apply steps 1 to 4; the row itself is returned where none of them applies."""
@@ -157,10 +174,16 @@ class TokenChooser:
         return scores
 
     def _allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
+        by_grammar = None
+        if self.grammar is not None:
+            by_grammar = self.grammar.allowed(path)
+            if self._params.logprobs is not None:
+                # A walk begins with the empty path.
+                self.grammar_masks[len(path) :] = [by_grammar]
         mask = self._params.logits_mask
         allowed = mask.allowed((*self._output, *path)) if mask is not None else None
         if allowed is None:
-            return None
+            return by_grammar
         if allowed.dtype != torch.bool or allowed.shape != (self._vocab_size,):
             raise InvalidRequestError(
                 f"logits_mask returned {allowed.dtype} of shape {list(allowed.shape)}.",
@@ -168,7 +191,7 @@ class TokenChooser:
                 field="logits_mask",
             )
         taken: NDArray[np.bool_] = allowed.cpu().numpy()
-        return taken
+        return taken if by_grammar is None else taken & by_grammar
 
     def _penalise(self, scores: NDArray[np.float32], path: Sequence[int]) -> None:
         params, counts = self._params, self._counts
@@ -335,11 +358,12 @@ def _check_ids(field: str, ids: Collection[int], vocab_size: int) -> None:
             )
 
 
-def _no_token_left(position: int) -> InvalidRequestError:
+def _no_token_left(position: int, grammar: GrammarState | None) -> InvalidRequestError:
+    field = "logits_mask" if grammar is None else "structured_outputs"
     return InvalidRequestError(
         f"No token is allowed as token {position} of the output (counted from 0).",
-        remedy="Relax what forbids them: logits_mask (the grammar) or min_tokens.",
-        field="logits_mask",
+        remedy=f"Relax what forbids them: {field} or min_tokens.",
+        field=field,
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from peagle.engine.choice import highest
@@ -26,18 +27,25 @@ class TokenLogprobs:
     top: list[tuple[int, float]]
 
 
-def token_logprobs(logits: Tensor, token_id: int, top: int) -> TokenLogprobs:
+def token_logprobs(
+    logits: Tensor, token_id: int, top: int, *, allowed: NDArray[np.bool_] | None = None
+) -> TokenLogprobs:
     """Describe an emitted token by the model's own distribution.
 
     Args:
         logits: The raw row `[vocab]` from which the token was chosen.
         token_id: The token that was emitted.
         top: How many of the most probable tokens to list.
+        allowed: Tokens `[vocab]` that a grammar allows; the others are taken to be impossible, and
+            are not listed.
 
     Returns:
         Log-probabilities computed in float64.
     """
     row = logits.detach().to("cpu", torch.float32).numpy()
+    if allowed is not None:
+        row = np.where(allowed, row, np.float32(-np.inf))
+        top = min(top, int(np.count_nonzero(allowed)))
     shifted = row.astype(np.float64)
     shifted -= shifted.max()
     # Summed one by one: the same bits on every machine that computes the same logits.

@@ -10,6 +10,7 @@ from peagle.draft.network.state import DrafterState
 from peagle.draft.proposer import Proposer
 from peagle.draft.tree import CandidateTree, Source
 from peagle.engine.choice import TokenChooser
+from peagle.engine.constrained_tree import proposed_part
 from peagle.engine.expectation import Expectation
 from peagle.engine.logprobs import TokenLogprobs, token_logprobs
 from peagle.engine.statistics import SpeculationStatistics
@@ -29,12 +30,14 @@ class Origin(Enum):
     NETWORK = "network"
     LOOKUP = "lookup"
     CORPUS = "corpus"
+    GRAMMAR = "grammar"
 
 
 _ORIGINS = {
     Source.NETWORK: Origin.NETWORK,
     Source.LOOKUP: Origin.LOOKUP,
     Source.CORPUS: Origin.CORPUS,
+    Source.GRAMMAR: Origin.GRAMMAR,
 }
 
 
@@ -135,9 +138,10 @@ class Sequence:
                 emitted=len(walked.emitted),
             )
         if self.params.logprobs is not None:
+            masks = dict(enumerate(self.chooser.grammar_masks))
             self.logprobs.extend(
-                token_logprobs(logits[row], token, self.params.logprobs)
-                for row, token in zip(walked.rows, walked.emitted, strict=True)
+                token_logprobs(logits[row], token, self.params.logprobs, allowed=masks.get(place))
+                for place, (row, token) in enumerate(zip(walked.rows, walked.emitted, strict=True))
             )
         self.origins.extend(_ORIGINS[self.tree.sources[node]] for node in walked.accepted)
         self.origins.extend([Origin.TARGET] * (len(walked.emitted) - len(walked.accepted)))
@@ -146,9 +150,12 @@ class Sequence:
         if self.finished:
             return
         if self.proposer is not None:
-            self.proposer.observe(self.tree, walked.accepted)
+            tree, accepted = self.tree, walked.accepted
+            if self.chooser.grammar is not None:
+                tree, accepted = proposed_part(tree, accepted)
+            self.proposer.observe(tree, accepted)
             if self.spec.adaptive:
-                self.expectation.observe(self.tree, walked.accepted, walked.emitted)
+                self.expectation.observe(tree, accepted, walked.emitted)
             self.proposer.extend(walked.emitted)
         if self.drafter is not None and features is not None:
             first = len(features) - len(logits)

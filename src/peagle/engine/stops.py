@@ -26,9 +26,10 @@ class StopRule:
     """Decides after every emitted token whether the answer ends with it.
 
     Of several reasons the first of these holds: a stop string in the text, end-of-sequence, a
-    stop token, the length. A stop string counts where its last character comes out, so that the
-    text does not depend on how it was cut into tokens; of strings that end together, the one
-    that began first counts. It lies wholly in the output, since the prompt is never looked at.
+    stop token, a complete grammar, the length. A stop string counts where its last character
+    comes out, so that the text does not depend on how it was cut into tokens; of strings that end
+    together, the one that began first counts. It lies wholly in the output, since the prompt is
+    never looked at.
     Until `min_tokens` tokens are written, strings that are complete by then do not count.
 
     Without stop strings nothing depends on the text, and tokens are only turned into it when it is
@@ -100,11 +101,13 @@ class StopRule:
         """How many more tokens the length limits allow."""
         return self._limit - self._count
 
-    def push(self, token: int) -> FinishReason | None:
+    def push(self, token: int, *, complete: bool = False) -> FinishReason | None:
         """Take an emitted token.
 
         Args:
             token: The token; the answer must not be finished.
+            complete: Whether the answer's grammar lets nothing follow, so that `min_tokens` and
+                `ignore_eos` cannot be heeded.
 
         Returns:
             Why the answer ends with this token, or None.
@@ -113,7 +116,7 @@ class StopRule:
         self._count += 1
         finish: FinishReason | None
         reason: str | int | None
-        finish, reason = self._token_finish(token)
+        finish, reason = self._token_finish(token, complete=complete)
         if not self._params.stop:
             self._ids.append(token)
             self.stop_reason, self.finish_reason = reason, finish
@@ -142,11 +145,15 @@ class StopRule:
         self.detokenizing_s += time.perf_counter() - began
         return text
 
-    def _token_finish(self, token: int) -> tuple[FinishReason | None, int | None]:
+    def _token_finish(
+        self, token: int, *, complete: bool
+    ) -> tuple[FinishReason | None, int | None]:
         if token in self._eos_ids:
             return "stop", None
         if token in self._stop_ids:
             return "stop", token
+        if complete:
+            return "stop", None
         if self._count >= self._limit:
             return "length", None
         return None, None

@@ -115,6 +115,12 @@ def verify(tree: DraftTree, logits: Tensor, chooser: TokenChooser, stops: StopRu
         walked = walk(tree, lambda row, _: best[row], stops.push)
     else:
         rows = rows_of(logits)
-        walked = walk(tree, lambda row, path: chooser.choose_row(rows[row], path), stops.push)
+        written: list[int] = []
+
+        def stop(token: int) -> FinishReason | None:
+            written.append(token)
+            return stops.push(token, complete=chooser.completed_by(written))
+
+        walked = walk(tree, lambda row, path: chooser.choose_row(rows[row], path), stop)
     chooser.commit(walked.emitted)
     return walked

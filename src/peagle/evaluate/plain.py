@@ -47,6 +47,7 @@ class PlainDecoder:
         """
         llm, prompt_ids = self._llm, self._prompt_ids
         eos_ids = llm.tokenizer.eos_token_ids
+        grammar = llm.grammar(params)
         chooser = TokenChooser(
             params,
             prompt_ids,
@@ -54,6 +55,7 @@ class PlainDecoder:
             eos_ids=eos_ids,
             seed=seed,
             choice=choice,
+            grammar=grammar.begin() if grammar else None,
         )
         stops = StopRule(
             params,
@@ -70,5 +72,5 @@ class PlainDecoder:
             token = chooser.choose(step.logits[0][0])
             chooser.commit([token])
             output.append(token)
-            if stops.push(token) is not None:
+            if stops.push(token, complete=chooser.completed_by()) is not None:
                 return output

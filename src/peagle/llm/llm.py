@@ -18,6 +18,7 @@ from peagle.draft.proposer import new_proposer
 from peagle.draft.storage import read_network_weights
 from peagle.engine.choice import TokenChooser
 from peagle.engine.engine import DEFAULT_MAX_CONCURRENT, Engine
+from peagle.engine.grammar import Grammar, GrammarCompiler
 from peagle.engine.kept_costs import file_state, kept_costs
 from peagle.engine.measuring import measure_step_costs, target_costs_hold
 from peagle.engine.observed_costs import ObservedCosts
@@ -119,6 +120,9 @@ class LLM:
             resolved.entry.chat_template if resolved.entry else None,
             self.target.config.vocab_size,
             self.name,
+        )
+        self._grammars = GrammarCompiler(
+            self.tokenizer, self.target.config.vocab_size, self.tokenizer.eos_token_ids
         )
         table = Path(corpus) if corpus is not None else resolved.corpus
         self._corpus = (
@@ -290,6 +294,15 @@ class LLM:
         """
         return self._reader.encode(prompt)
 
+    def grammar(self, params: SamplingParams) -> Grammar | None:
+        """Compile the grammar that answers must follow, if there is one; any thread may do so.
+
+        Raises:
+            InvalidRequestError: It cannot be compiled, or no text can meet it.
+        """
+        form = params.structured_outputs
+        return None if form is None else self._grammars.compile(form)
+
     def _begin(
         self, prompt: Prompt, params: SamplingParams, spec: ParallelDraftingSpec
     ) -> Generation:
@@ -319,8 +332,11 @@ class LLM:
                 field="min_tokens",
             )
         seed = params.seed if params.seed is not None else secrets.randbits(_SEED_BITS)
+        grammar = self.grammar(params)
         sequences = [
-            self._sequence(prompt_ids, params, spec, seed=seed, index=index, room=room)
+            self._sequence(
+                prompt_ids, params, spec, seed=seed, index=index, room=room, grammar=grammar
+            )
             for index in range(params.n)
         ]
         return Generation(
@@ -343,6 +359,7 @@ class LLM:
         seed: int,
         index: int,
         room: int,
+        grammar: Grammar | None,
     ) -> EngineSequence:
         tokenizer = self.tokenizer
         return EngineSequence(
@@ -357,6 +374,7 @@ class LLM:
                 eos_ids=tokenizer.eos_token_ids,
                 seed=seed,
                 choice=index,
+                grammar=grammar.begin() if grammar is not None else None,
             ),
             stops=StopRule(
                 params,

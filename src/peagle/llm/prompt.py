@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from peagle.errors import InvalidRequestError
+from peagle.errors import InvalidRequestError, UnsupportedError
 from peagle.model.chat_template import ChatTemplate
 from peagle.model.tokenizer import Tokenizer
 
 Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
-"""A user's message; a conversation; or `prompt` (text) or `prompt_token_ids`, taken as it is."""
+"""A user's message; a conversation, or `messages` with `tools`; or `prompt` (text) or
+`prompt_token_ids`, taken as it is."""
 
 
 class PromptReader:
@@ -37,6 +38,7 @@ class PromptReader:
 
         Raises:
             InvalidRequestError: It is empty, of an unknown form, or holds impossible tokens.
+            UnsupportedError: It has tools, for which the model's chat template has no place.
         """
         if isinstance(prompt, str):
             if self.template is None:
@@ -46,23 +48,38 @@ class PromptReader:
             prompt = [{"role": "user", "content": prompt}]
         if isinstance(prompt, Mapping):
             return self._checked(self._plain(prompt))
+        return self._checked(self._conversation(prompt, None))
+
+    def _conversation(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[int]:
         if self.template is None:
             raise InvalidRequestError(
                 f"{self._model} has no chat template, so it cannot read a conversation.",
                 remedy="Give the prompt as text.",
                 field="messages",
             )
-        return self._checked(self._tokenizer.encode(self.template.render(prompt)))
+        if tools and self.template.tool_format is None:
+            raise UnsupportedError(
+                f"tools are given, but the chat template of {self._model} has none, or in a form "
+                "that is not known.",
+                remedy="Leave tools out, or use a model that was trained for them.",
+                field="tools",
+            )
+        return self._tokenizer.encode(self.template.render(messages, tools=tools or None))
 
     def _plain(self, prompt: Mapping[str, Any]) -> list[int]:
         match dict(prompt):
+            case {"messages": messages, **rest} if not set(rest) - {"tools"}:
+                return self._conversation(messages, rest.get("tools"))
             case {"prompt": str(text), **rest} if not rest:
                 return self._tokenizer.encode_prompt(text)
             case {"prompt_token_ids": ids, **rest} if not rest:
                 return list(ids)
         raise InvalidRequestError(
             f"A prompt cannot be an object with the keys {', '.join(map(repr, prompt))}.",
-            remedy='Give text, a list of messages, {"prompt": text} or {"prompt_token_ids": ids}.',
+            remedy='Give text, a list of messages, {"messages": list, "tools": list}, '
+            '{"prompt": text} or {"prompt_token_ids": ids}.',
             field="prompt",
         )
 

@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from peagle.errors import CheckpointError, InvalidRequestError, PeagleError, UnsupportedError
 from peagle.model.tokenizer import Tokenizer
+from peagle.model.tool_calls import ToolFormat, tool_format
 
 # Longest rendering, in seconds; thousands of messages take a tenth of one.
 MAX_SECONDS: Final = 5.0
@@ -42,6 +43,9 @@ class ChatTemplate:
         bos_token: What the template sees as `bos_token`; None leaves it undefined.
         eos_token: What the template sees as `eos_token`; None leaves it undefined.
 
+    Attributes:
+        tool_format: How the model writes calls of functions; None where it does not.
+
     Raises:
         CheckpointError: The source is no valid template.
     """
@@ -54,6 +58,7 @@ class ChatTemplate:
             for name, token in (("bos_token", bos_token), ("eos_token", eos_token))
             if token is not None
         }
+        self.tool_format: ToolFormat | None = tool_format(template)
         environment = _Sandbox()
         try:
             source = environment.parse(template)

@@ -214,6 +214,10 @@ class Tokenizer:
         (folder / "tokenizer.json").write_text(self._core.to_str(pretty=True), "utf-8")
         write_json(folder / "tokenizer_config.json", settings)
 
+    def as_json(self) -> str:
+        """Give the vocabulary and its rules as `tokenizer.json` holds them."""
+        return self._core.to_str()
+
     def fingerprint(self) -> str:
         """Hash the vocabulary and its merges, in hexadecimal.
 

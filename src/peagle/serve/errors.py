@@ -47,8 +47,12 @@ class ApiError(Exception):
             names: What the request calls the fields that the engine names.
         """
         field = (names or {}).get(error.field or "", error.field)
+        message = str(error)
+        if error.field and field and "." in error.field:
+            # A path of names is no word of the sentence: it can be replaced.
+            message = message.replace(error.field, field)
         if isinstance(error, _CLIENTS_FAULT):
-            return cls(400, str(error), param=field)
+            return cls(400, message, param=field)
         return cls(500, str(error), kind="server_error")
 
     @property

@@ -8,9 +8,12 @@ from typing import Any
 
 from peagle.engine.logprobs import TokenLogprobs
 from peagle.engine.statistics import pooled
+from peagle.engine.stops import FinishReason
 from peagle.llm import LLM, Choice, Generation, Piece
 from peagle.model.tokenizer import Tokenizer
-from peagle.serve.openai.requests import CompletionRequest, GenerationRequest
+from peagle.serve.openai.answer_calls import AnswerCalls
+from peagle.serve.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
+from peagle.serve.openai.tools import NamedTool
 
 Chunk = dict[str, Any]
 
@@ -59,7 +62,7 @@ class AnswerWriter:
             "index": index,
             **self._part(place, piece),
             "logprobs": self._logprobs(index, piece.logprobs),
-            "finish_reason": piece.finish_reason,
+            "finish_reason": self._finish_reason(index, piece.finish_reason),
         }
         if piece.finish_reason is not None:
             choice["stop_reason"] = piece.stop_reason
@@ -88,7 +91,7 @@ class AnswerWriter:
                     "index": index,
                     **self._choice(place, choice),
                     "logprobs": self._logprobs(index, choice.logprobs),
-                    "finish_reason": choice.finish_reason,
+                    "finish_reason": self._finish_reason(index, choice.finish_reason),
                     "stop_reason": choice.stop_reason,
                 }
                 if self._request.return_token_ids:
@@ -112,6 +115,9 @@ class AnswerWriter:
             "completion_tokens": written,
             "total_tokens": prompt + written,
         }
+
+    def _finish_reason(self, index: int, reason: FinishReason | None) -> str | None:  # noqa: ARG002
+        return reason
 
     def _part(self, place: int, piece: Piece) -> Mapping[str, Any]:
         raise NotImplementedError
@@ -148,6 +154,18 @@ class ChatWriter(AnswerWriter):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
+    def __init__(
+        self, request: ChatRequest, llm: LLM, model: str, generations: Sequence[Generation]
+    ) -> None:
+        super().__init__(request, llm, model, generations)
+        form = llm.chat_template.tool_format if llm.chat_template is not None else None
+        self._calls = (
+            [AnswerCalls(form, request.tool_names) for _ in range(request.n)]
+            if request.tool_names and form is not None
+            else []
+        )
+        self._named = isinstance(request.tool_choice, NamedTool)
+
     def opening(self) -> list[Chunk]:
         """Give the chunks before any token is written: whose message each choice is."""
         return [
@@ -168,10 +186,21 @@ class ChatWriter(AnswerWriter):
         ]
 
     def _part(self, place: int, piece: Piece) -> Mapping[str, Any]:  # noqa: ARG002
-        return {"delta": {"content": piece.text}}
+        if not self._calls:
+            return {"delta": {"content": piece.text}}
+        calls = self._calls[piece.index]
+        return {"delta": calls.delta(piece.text, last=piece.finish_reason is not None)}
 
     def _choice(self, place: int, choice: Choice) -> Mapping[str, Any]:  # noqa: ARG002
-        return {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        if self._calls:
+            message |= self._calls[choice.index].message(choice.text)
+        return {"message": message}
+
+    def _finish_reason(self, index: int, reason: FinishReason | None) -> str | None:
+        # As OpenAI has it: a call that was asked for by name just ends.
+        called = bool(self._calls) and self._calls[index].count > 0 and not self._named
+        return "tool_calls" if reason == "stop" and called else reason
 
     def _logprobs(self, index: int, tokens: Sequence[TokenLogprobs] | None) -> Any:  # noqa: ARG002
         if tokens is None:

@@ -7,12 +7,28 @@ name, except for fields that could not change an answer, which are ignored.
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from peagle.errors import InvalidRequestError, PeagleError
 from peagle.llm import LLM, Generation, Prompt
 from peagle.sampling_params import SamplingParams
 from peagle.serve.errors import ApiError
+from peagle.serve.openai.tools import (
+    NamedTool,
+    Tool,
+    ToolChoice,
+    calls_grammar,
+    with_read_arguments,
+)
 from peagle.spec import ParallelDraftingSpec
 
 _OPENAI_COMPLETION_TOKENS: Final = 16
@@ -26,6 +42,11 @@ _SAMPLING_FIELDS: Final = (
 _SPEC_NAMES: Final = {
     name: f"parallel_drafting_spec.{name}" for name in ParallelDraftingSpec.model_fields
 }
+_FORM_NAMES: Final = {
+    "structured_outputs": "response_format",
+    "structured_outputs.json": "response_format.json_schema.schema",
+    "structured_outputs.json_object": "response_format.type",
+}
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -38,6 +59,42 @@ class StreamOptions(BaseModel):
     include_usage: StrictBool = False
     continuous_usage_stats: StrictBool = False
     include_obfuscation: StrictBool = False
+
+
+class JsonSchema(BaseModel):
+    """A JSON schema as OpenAI's interface wraps it; it is always followed strictly."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: StrictBool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """The form of an answer, as OpenAI's interface has it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> Self:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError(
+                'json_schema belongs to the type "json_schema", and to no other. Give both or '
+                "neither"
+            )
+        return self
+
+    @property
+    def form(self) -> dict[str, Any] | None:
+        """The form under the engine's name; None for any text."""
+        if self.type == "json_object":
+            return {"json_object": True}
+        return None if self.json_schema is None else {"json": self.json_schema.json_schema}
 
 
 class GenerationRequest(BaseModel):
@@ -65,6 +122,11 @@ class GenerationRequest(BaseModel):
     ignore_eos: StrictBool = False
     include_stop_str_in_output: StrictBool = False
     skip_special_tokens: StrictBool = True
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = Field(
+        default=None,
+        description="The form of the answer: json, json_object, regex, choice or grammar.",
+    )
     parallel_drafting_spec: dict[str, Any] = Field(
         default_factory=dict, description="How drafts are made for this request."
     )
@@ -86,6 +148,20 @@ class GenerationRequest(BaseModel):
             raise ValueError("stream_options is given without stream. Set stream to true")
         return self
 
+    @field_validator("structured_outputs")
+    @classmethod
+    def _one_form(
+        cls, form: dict[str, Any] | None, others: ValidationInfo
+    ) -> dict[str, Any] | None:
+        told = others.data.get("response_format")
+        if told is not None and told.form is not None:
+            raise ValueError("response_format asks for a form already. Give one of them")
+        return form
+
+    @property
+    def _response_form(self) -> dict[str, Any] | None:
+        return None if self.response_format is None else self.response_format.form
+
     @property
     def limit(self) -> int | None:
         """Most tokens of an answer; None for as many as the context has room for."""
@@ -100,7 +176,11 @@ class GenerationRequest(BaseModel):
         """What is to be answered."""
         raise NotImplementedError
 
-    def params(self) -> SamplingParams:
+    def form(self, llm: LLM) -> dict[str, Any] | None:  # noqa: ARG002
+        """The form that answers must have, under the engine's names; None for any text."""
+        return self._response_form or self.structured_outputs
+
+    def params(self, llm: LLM) -> SamplingParams:
         """How tokens are chosen.
 
         Raises:
@@ -118,6 +198,9 @@ class GenerationRequest(BaseModel):
             told["max_tokens"] = self.limit
         if self.wanted_logprobs is not None:
             told["logprobs"] = self.wanted_logprobs
+        form = self.form(llm)
+        if form is not None:
+            told["structured_outputs"] = form
         return SamplingParams(**told)
 
     def generations(self, llm: LLM) -> list[Generation]:
@@ -130,18 +213,19 @@ class GenerationRequest(BaseModel):
             spec = ParallelDraftingSpec.parse(self.parallel_drafting_spec)
         except InvalidRequestError as error:
             raise ApiError.of(error, {**_SPEC_NAMES, "": "parallel_drafting_spec"}) from None
+        names = {**_SPEC_NAMES, **self._names()}
         try:
-            params = self.params()
+            params = self.params(llm)
             return [
                 llm.prepare(prompt, params, parallel_drafting_spec=spec)
                 for prompt in self.prompts()
             ]
         except PeagleError as error:
-            raise ApiError.of(error, {**_SPEC_NAMES, **self._names()}) from None
+            raise ApiError.of(error, names) from None
 
     def _names(self) -> Mapping[str, str]:
         """What this request calls fields that the engine knows by other names."""
-        return {}
+        return {} if self._response_form is None else _FORM_NAMES
 
 
 class Message(BaseModel):
@@ -152,18 +236,14 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Any = None
 
-    def for_template(self) -> dict[str, Any]:
-        """Give the message as chat templates know it, which have no developers."""
-        told = self.model_dump(exclude_unset=True)
+    def for_template(self, where: str) -> dict[str, Any]:
+        """Give the message as chat templates know it, which have no developers.
+
+        Raises:
+            ApiError: Its calls are malformed.
+        """
+        told = with_read_arguments(self.model_dump(exclude_unset=True), where)
         return {**told, "role": "system"} if self.role == "developer" else told
-
-
-class ResponseFormat(BaseModel):
-    """The form of an answer."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["text"]
 
 
 class ChatRequest(GenerationRequest):
@@ -173,8 +253,9 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: StrictInt | None = Field(default=None, ge=1)
     logprobs: StrictBool = False
     top_logprobs: StrictInt | None = Field(default=None, ge=0, le=20)
-    response_format: ResponseFormat | None = None
-    parallel_tool_calls: Any = None
+    tools: list[Tool] = Field(default_factory=list, max_length=128)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: StrictBool = True
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -185,6 +266,43 @@ class ChatRequest(GenerationRequest):
         ):
             raise ValueError("max_tokens and max_completion_tokens differ. Give one of them")
         return self
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _choice_that_exists(cls, choice: ToolChoice, others: ValidationInfo) -> ToolChoice:
+        if choice in ("none", "auto"):
+            return choice
+        names = [tool.function.name for tool in others.data.get("tools", [])]
+        if not names:
+            raise ValueError("there are no tools. Give tools")
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise ValueError(f"{choice.function.name!r} is not among tools. Name one of them")
+        told = others.data.get("response_format")
+        if others.data.get("structured_outputs") or (told is not None and told.form):
+            raise ValueError(
+                "response_format or structured_outputs asks for a form already. Give one of them"
+            )
+        return choice
+
+    @property
+    def tool_names(self) -> list[str]:
+        """The functions that may be called."""
+        return [] if self.tool_choice == "none" else [tool.function.name for tool in self.tools]
+
+    @property
+    def forces_calls(self) -> bool:
+        """Whether the answer must call a function."""
+        return self.tool_choice not in ("none", "auto")
+
+    def form(self, llm: LLM) -> dict[str, Any] | None:
+        """The form that answers must have: calls, where they are asked for."""
+        template = llm.chat_template
+        if not self.forces_calls or template is None or template.tool_format is None:
+            return super().form(llm)
+        grammar = calls_grammar(
+            template.tool_format, self.tools, self.tool_choice, several=self.parallel_tool_calls
+        )
+        return {"grammar": grammar}
 
     @property
     def limit(self) -> int | None:
@@ -199,12 +317,22 @@ class ChatRequest(GenerationRequest):
 
     def prompts(self) -> list[Prompt]:
         """What is to be answered: the conversation."""
-        return [[message.for_template() for message in self.messages]]
+        messages = [
+            message.for_template(f"messages[{place}]")
+            for place, message in enumerate(self.messages)
+        ]
+        if not self.tool_names:
+            return [messages]
+        tools = [tool.model_dump(exclude_unset=True, exclude_none=True) for tool in self.tools]
+        return [{"messages": messages, "tools": tools}]
 
     def _names(self) -> Mapping[str, str]:
+        names = {**super()._names(), "prompt": "messages", "logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
-            return {"max_tokens": "max_completion_tokens", "prompt": "messages"}
-        return {"prompt": "messages", "logprobs": "top_logprobs"}
+            names["max_tokens"] = "max_completion_tokens"
+        if self.forces_calls:
+            names["structured_outputs.grammar"] = "tools"
+        return names
 
 
 class CompletionRequest(GenerationRequest):
@@ -253,4 +381,4 @@ class CompletionRequest(GenerationRequest):
         ]
 
     def _names(self) -> Mapping[str, str]:
-        return {"prompt_token_ids": "prompt"}
+        return {**super()._names(), "prompt_token_ids": "prompt"}
