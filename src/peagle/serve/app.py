@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from peagle.serve.answering import Answering
-from peagle.serve.auth import BearerKeys
+from peagle.serve.auth import KeyCheck
 from peagle.serve.errors import ApiError
 from peagle.serve.metrics import EngineMetrics
 from peagle.serve.openai.routes import OpenAIRoutes
@@ -75,6 +75,11 @@ def build_app(
     async def failed(request: Request, error: Exception) -> Response:  # noqa: ARG001
         return refusal(request.scope, _UNEXPECTED)
 
-    app.add_middleware(BearerKeys, keys=settings.api_keys)
+    app.add_middleware(
+        KeyCheck,
+        keys=settings.api_keys,
+        secrets=settings.secrets,
+        max_body_bytes=settings.max_body_bytes,
+    )
     app.add_middleware(RequestLog, log_prompts=settings.log_prompts)
     return app

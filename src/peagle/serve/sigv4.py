@@ -29,21 +29,19 @@ _PART: Final = re.compile(r"\s*([A-Za-z]+)=([^,\s]*)\s*")
 
 @dataclass(frozen=True)
 class SignedRequest:
-    """What of a request its signature covers.
+    """What of a request its signature covers, beside the body.
 
     Attributes:
         method: As `POST`.
         path: As it was sent, percent-encoded.
         query: The same.
         headers: Names in lower case, and values, in the order they came.
-        body: All of it.
     """
 
     method: str
     path: bytes
     query: bytes
     headers: Sequence[tuple[bytes, bytes]]
-    body: bytes
 
     def values(self, name: str) -> list[bytes]:
         """Give the values of a header."""
@@ -98,26 +96,22 @@ class Claim:
         return cls(key, (date, region, service), names, parts["Signature"])
 
 
-def check(request: SignedRequest, secrets: Mapping[str, str], now: datetime) -> str:
-    """Verify a request's signature.
+def read_claim(request: SignedRequest, secrets: Mapping[str, str], now: datetime) -> Claim:
+    """Read who signed a request, and refuse what cannot be verified whatever the body is.
 
     Args:
         request: The request.
         secrets: Secret keys by access key.
         now: The time, in UTC.
 
-    Returns:
-        The access key that signed it.
-
     Raises:
-        AwsError: It is not signed, not by one of the keys, not now, or not this request was.
+        AwsError: It is not signed, not by one of the keys, not for this service, or not now.
     """
     claim = Claim.read(request.value("authorization") or "")
     timestamp = request.value("x-amz-date") or ""
     _check_scope(claim, timestamp)
     _check_headers(claim, request)
-    secret = secrets.get(claim.access_key)
-    if secret is None or request.values("x-amz-security-token"):
+    if claim.access_key not in secrets or request.values("x-amz-security-token"):
         raise AwsError(
             403,
             "UnrecognizedClientException",
@@ -125,32 +119,44 @@ def check(request: SignedRequest, secrets: Mapping[str, str], now: datetime) -> 
             "this server, and without a session token.",
         )
     _check_time(timestamp, now)
-    body_hash = hashlib.sha256(request.body).hexdigest()
-    told_hash = request.value("x-amz-content-sha256")
-    fine = told_hash is None or hmac.compare_digest(told_hash.encode(), body_hash.encode())
-    expected = signature(request, claim, secret, timestamp, body_hash)
-    if not hmac.compare_digest(expected.encode(), claim.signature.encode()) or not fine:
+    return claim
+
+
+def check_signature(request: SignedRequest, claim: Claim, secret: str, body: bytes) -> None:
+    """Verify a signature.
+
+    Args:
+        request: The request.
+        claim: What `read_claim` read.
+        secret: The secret key of who signed it.
+        body: All of the body.
+
+    Raises:
+        AwsError: Another request was signed, or with another secret.
+    """
+    body_hash = hashlib.sha256(body).hexdigest()
+    told = request.values("x-amz-content-sha256")
+    same_body = told in ([], [body_hash.encode()])
+    expected = signature(request, claim, secret, body_hash)
+    if not hmac.compare_digest(expected.encode(), claim.signature.encode()) or not same_body:
         raise _wrong(
             "The request signature we calculated does not match the signature you provided. Check "
             "the secret access key, and that nothing on the way changes the request."
         )
-    return claim.access_key
 
 
-def signature(
-    request: SignedRequest, claim: Claim, secret: str, timestamp: str, body_hash: str
-) -> str:
+def signature(request: SignedRequest, claim: Claim, secret: str, body_hash: str) -> str:
     """Compute what the signature of a request must be.
 
     Args:
         request: The request.
         claim: Who signed which headers for what.
         secret: The secret key.
-        timestamp: When it was signed, as `20150830T123600Z`.
         body_hash: SHA-256 of the body, in hexadecimal.
     """
     canonical = canonical_request(request, claim.signed_headers, body_hash)
     scope = "/".join((*claim.scope, _TERMINATOR))
+    timestamp = request.value("x-amz-date") or ""
     to_sign = "\n".join((ALGORITHM, timestamp, scope, hashlib.sha256(canonical).hexdigest()))
     key = f"AWS4{secret}".encode()
     for part in (*claim.scope, _TERMINATOR):

@@ -125,7 +125,7 @@ def test_details_tell_every_token(served: Served, client: Any) -> None:
 
 
 def test_why_an_answer_ended_is_told_as_these_containers_do(served: Served, client: Any) -> None:
-    chat = "<|im_start|>user\nSay hello.<|im_end|>\n<|im_start|>assistant\n"
+    chat = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     expected = plainly(served, {"prompt": chat}, max_tokens=60)
     assert expected.finish_reason == "stop"
     (answer,) = generate(client, {"details": True, "max_new_tokens": 60}, chat)
@@ -283,7 +283,7 @@ def test_bodies_beyond_the_limit_are_a_validation_error(client: Any) -> None:
     ("body", "param", "status"),
     [
         ({"inputs": STORY, "parameters": {"max_new_tokens": -1}}, "parameters.max_new_tokens", 400),
-        ({"inputs": STORY, "parameters": {"max_new_tokens": 10**6}}, "parameters.max_new_tokens", 400),
+        ({"inputs": "x", "parameters": {"max_new_tokens": 9**9}}, "parameters.max_new_tokens", 400),
         ({"inputs": STORY, "parameters": {"typical_p": 0.5}}, "parameters.typical_p", 400),
         ({"inputs": STORY, "parameters": {"watermark": True}}, "parameters.watermark", 400),
         ({"inputs": STORY, "parameters": {"stop": [""]}}, "parameters.stop", 400),

@@ -10,6 +10,7 @@ _MESSAGE_CHARACTERS: Final = 2048
 _OUTSIDE_THE_CONTAINER: Final = {
     "not_found": (404, "UnknownOperationException"),
     "method_not_allowed": (405, "UnknownOperationException"),
+    "invalid_api_key": (403, "MissingAuthenticationTokenException"),
     "body_too_large": (400, "ValidationError"),
     "body_too_slow": (400, "ValidationError"),
     "loading": (429, "ModelNotReadyException"),
