@@ -197,6 +197,8 @@ def test_by_hand(brief: Served, sent: dict[str, Any], told: dict[str, Any], para
         b"[" * 100_000,
         b'{"a":' * 50_000,
         b'{"inputs": "x", "inputs": 5, "prompt": 5, "messages": 5}',
+        b'{"prompt": "x", "max_tokens": ' + b"1" * 5000 + b"}",
+        b'{"inputs": "x", "parameters": {"seed": [' + b"1" * 5000 + b"]}}",
         b"\x00" * 100,
         b"x" * 10_000_000,
         b'{"inputs": "' + b"x" * 10_000_000 + b'"}',

@@ -29,11 +29,11 @@ def stream(client: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("state", "code", "status"),
+    ("state", "expected"),
     [
-        ("loading", "ModelNotReadyException", 429),
-        ("draining", "ServiceUnavailable", 503),
-        ("failed", "ModelError", 424),
+        ("loading", ("ModelNotReadyException", 429)),
+        ("draining", ("ServiceUnavailable", 503)),
+        ("failed", ("ModelError", 424)),
     ],
 )
 def test_states_are_told_apart(
@@ -41,8 +41,7 @@ def test_states_are_told_apart(
     client: Any,
     monkeypatch: pytest.MonkeyPatch,
     state: str,
-    code: str,
-    status: int,
+    expected: tuple[str, int],
 ) -> None:
     for path in ("/ping", "/health"):
         ready = served.http.get(path)
@@ -52,8 +51,8 @@ def test_states_are_told_apart(
         answer = served.http.get(path)
         assert (answer.status_code, answer.json()) == (503, {"status": state})
     response = refusal(client)
-    assert response["Error"]["Code"] == code
-    assert response["ResponseMetadata"]["HTTPStatusCode"] == status
+    told = (response["Error"]["Code"], response["ResponseMetadata"]["HTTPStatusCode"])
+    assert told == expected
     if state == "failed":
         assert response["OriginalStatusCode"] == 503
 
