@@ -34,13 +34,32 @@ def test_a_key_is_needed_everywhere_but_for_health() -> None:
     assert statuses("/v1/models", {}, wrong, basic, right) == [401, 401, 401, 503]
     assert statuses("/metrics", {}, wrong, basic, right) == [401, 401, 401, 200]
     assert statuses("/nowhere", {}, right) == [401, 404]
+    assert statuses("/openapi.json", {}, right) == [401, 200]
     assert statuses("/health", {}) == [503]
+    assert statuses("/ping", {}) == [503]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"api_keys": ("",)},
+        {"api_keys": ("two words",)},
+        {"access_keys": ("AKIDTEST",)},
+        {"access_keys": ("AKIDTEST:short",)},
+        {"access_keys": ("A/B:" + "s" * 40,)},
+    ],
+    ids=str,
+)
+def test_keys_that_protect_nothing_are_refused(settings: dict[str, tuple[str, ...]]) -> None:
+    with pytest.raises(ValueError, match="pattern"):
+        ServeSettings(**settings)  # type: ignore[arg-type]
 
 
 def test_other_machines_are_let_in_with_a_key_or_on_request_only() -> None:
-    with pytest.raises(InvalidRequestError, match="--api-key KEY, or let everybody in"):
+    with pytest.raises(InvalidRequestError, match="--access-key ID:SECRET, or let everybody in"):
         listen(ServeSettings(host="0.0.0.0", port=0))
-    for settings in ({"api_keys": ("key",)}, {"insecure": True}):
+    signed = {"access_keys": ("AKIDTEST:" + "s" * 40,)}
+    for settings in ({"api_keys": ("key",)}, signed, {"insecure": True}):
         listen(ServeSettings(host="0.0.0.0", port=0, **settings)).close()  # type: ignore[arg-type]
 
 

@@ -1,13 +1,14 @@
-"""`peagle serve`: a model behind OpenAI's interface."""
+"""`peagle serve`: a model behind OpenAI's and SageMaker's interfaces."""
 
 import json
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 import yaml
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from peagle.cli.options import (
     DEFAULT_MODEL,
@@ -16,12 +17,26 @@ from peagle.cli.options import (
     with_shared_options,
 )
 from peagle.errors import InvalidRequestError
+from peagle.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
-    from peagle.llm import LLM
-    from peagle.serve.settings import ServeSettings
+    from pydantic_core import ErrorDetails
 
+    from peagle.llm import LLM
+
+_USUAL: Final = ServeSettings()
+_FILE: Final = ConfigDict(extra="forbid", strict=True)
+_LISTS: Final = {
+    "api_keys": "api_key",
+    "access_keys": "access_key",
+    "served_model_names": "served_model_name",
+}
 _EXAMPLE: Final = {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+
+Texts = Annotated[
+    list[str] | None, BeforeValidator(lambda one: [one] if isinstance(one, str) else one)
+]
+"""Texts that a file gives in a list, or one of them alone."""
 
 
 @dataclass(frozen=True)
@@ -35,36 +50,46 @@ class ServeOptions(ModelOptions):
         ),
     ] = DEFAULT_MODEL
     no_speculation: NoSpeculationOption = False
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.")] = 8080
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = _USUAL.host
+    port: Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.")] = _USUAL.port
     api_key: Annotated[
-        list[str] | None,
+        Texts,
         typer.Option(
             help="A key that requests must carry; may be given again.", envvar="PEAGLE_API_KEY"
         ),
     ] = None
+    access_key: Annotated[
+        Texts,
+        typer.Option(
+            help="An AWS access key, as ID:SECRET, that requests may be signed with instead; may "
+            "be given again.",
+            envvar="PEAGLE_ACCESS_KEY",
+        ),
+    ] = None
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let other machines in without a key.")
-    ] = False
+    ] = _USUAL.insecure
     served_model_name: Annotated[
-        list[str] | None,
+        Texts,
         typer.Option(help="A further name of the model for clients; may be given again."),
     ] = None
-    max_concurrent: Annotated[
-        int, typer.Option(min=1, help="Most answers that are written at once.")
-    ] = 32
-    max_queue: Annotated[int, typer.Option(help="Most requests that wait.")] = 256
+    max_concurrent: Annotated[int, typer.Option(help="Most answers that are written at once.")] = (
+        _USUAL.max_concurrent
+    )
+    max_queue: Annotated[int, typer.Option(help="Most requests that wait.")] = _USUAL.max_queue
     request_timeout: Annotated[
         float, typer.Option(help="Longest seconds of a request, waiting included.")
-    ] = 600.0
+    ] = _USUAL.request_timeout
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that open requests have when the server is stopped.")
-    ] = 30.0
-    max_body_bytes: Annotated[int, typer.Option(help="Largest body of a request.")] = 4 << 20
+    ] = _USUAL.drain_timeout
+    max_body_bytes: Annotated[int, typer.Option(help="Largest body of a request.")] = (
+        _USUAL.max_body_bytes
+    )
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Write prompts and answers to the log.")
-    ] = False
-    log_format: Annotated[str, typer.Option(help="text or json.")] = "text"
+    ] = _USUAL.log_prompts
+    log_format: Annotated[str, typer.Option(help="text or json.")] = _USUAL.log_format
     config: Annotated[
         Path | None,
         typer.Option(help="YAML file with any of these options; the command line wins over it."),
@@ -76,28 +101,25 @@ class ServeOptions(ModelOptions):
         Raises:
             InvalidRequestError: An option is impossible.
         """
-        from pydantic import ValidationError
-
-        from peagle.serve.settings import ServeSettings
-
         told = {one.name: getattr(self, one.name) for one in fields(self)}
-        told["api_keys"] = tuple(self.api_key or ())
-        told["served_model_names"] = tuple(self.served_model_name or ())
+        for setting, option in _LISTS.items():
+            told[setting] = tuple(told[option] or ())
         try:
             return ServeSettings(**{name: told[name] for name in ServeSettings.model_fields})
         except ValidationError as found:
             first = found.errors(include_url=False)[0]
-            option = str(first["loc"][0])
-            raise InvalidRequestError(
-                f"--{option.replace('_', '-')} cannot be {first['input']!r}.",
-                remedy=f"{first['msg']}.",
-                field=option,
-            ) from None
+        setting = str(first["loc"][0])
+        option = _LISTS.get(setting, setting)
+        raise InvalidRequestError(
+            f"--{option.replace('_', '-')} cannot be {_shown(first)}.",
+            remedy=f"{first['msg']}.",
+            field=option,
+        )
 
 
 @with_shared_options
 def serve(options: ServeOptions, *, context: typer.Context) -> None:
-    """Serve a model behind OpenAI's interface."""
+    """Serve a model behind OpenAI's and SageMaker's interfaces."""
     if options.config is not None:
         options = _with_file(options, options.config, context)
     settings = options.settings()
@@ -139,62 +161,64 @@ def _with_file(options: ServeOptions, path: Path, context: typer.Context) -> Ser
             remedy="Give a YAML file with keys such as model, port and api_key.",
             field="config",
         )
-    known = {one.name: one.default for one in fields(ServeOptions) if one.name != "config"}
-    wanted: dict[str, Any] = {}
-    for key, value in told.items():
-        name = str(key).replace("-", "_")
-        if name not in known:
-            raise InvalidRequestError(
-                f"The configuration {path} has an unknown key {str(key)!r}.",
-                remedy=f"Known keys: {', '.join(known)}.",
-                field=str(key),
-            )
+    written = {str(key).replace("-", "_"): value for key, value in told.items()}
+    if isinstance(written.get("spec"), dict):
+        written["spec"] = json.dumps(written["spec"])
+    if isinstance(written.get("corpus"), str):
+        written["corpus"] = Path(written["corpus"])
+    if "config" in written:
+        raise _unknown_key("config", path)
+    try:
+        checked = TypeAdapter(ServeOptions, config=_FILE).validate_python(written)
+    except ValidationError as found:
+        first = found.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        if first["type"] == "unexpected_keyword_argument":
+            raise _unknown_key(name, path) from None
+        raise InvalidRequestError(
+            f"The configuration {path} has {name}: {_shown(first)}.",
+            remedy=f"{first['msg']}; `peagle serve --help` says what "
+            f"--{name.replace('_', '-')} takes.",
+            field=name,
+        ) from None
+    wanted = {}
+    for name in written:
         source = context.get_parameter_source(name)
         if source is None or source.name == "DEFAULT":
-            wanted[name] = _value(name, value, known[name], path)
+            wanted[name] = getattr(checked, name)
     return replace(options, **wanted)
 
 
-def _value(name: str, value: Any, usual: Any, path: Path) -> Any:
-    """Check a value of a file against the type of the option's default."""
-    if name == "spec" and isinstance(value, dict):
-        return json.dumps(value)
-    if name in ("api_key", "served_model_name"):
-        value = [value] if isinstance(value, str) else value
-        fine = isinstance(value, list) and all(isinstance(one, str) for one in value)
-    elif name == "threads":
-        fine = value is None or (isinstance(value, int) and not isinstance(value, bool))
-    elif usual is None:
-        fine = value is None or isinstance(value, str)
-        value = Path(value) if name == "corpus" and isinstance(value, str) else value
-    elif isinstance(usual, bool) or isinstance(value, bool):
-        fine = isinstance(value, bool) and isinstance(usual, bool)
-    elif isinstance(usual, float):
-        fine = isinstance(value, int | float)
-    else:
-        fine = isinstance(value, type(usual))
-    if name == "max_concurrent" and fine:
-        fine = value >= 1
-    if not fine:
-        raise InvalidRequestError(
-            f"The configuration {path} has {name}: {value!r}.",
-            remedy=f"`peagle serve --help` says what --{name.replace('_', '-')} takes.",
-            field=name,
-        )
-    return value
+def _unknown_key(name: str, path: Path) -> InvalidRequestError:
+    known = [one.name for one in fields(ServeOptions) if one.name != "config"]
+    return InvalidRequestError(
+        f"The configuration {path} has an unknown key {name!r}.",
+        remedy=f"Known keys: {', '.join(known)}.",
+        field=name,
+    )
+
+
+def _shown(error: "ErrorDetails") -> str:
+    """Show a value that is wrong; a key is not shown."""
+    return "what it is" if "_key" in str(error["loc"][0]) else repr(error["input"])
 
 
 def _tell(llm: "LLM", url: str, settings: "ServeSettings") -> None:
     """Say where the server is, how it drafts, and how to ask it."""
-    key = '-H "Authorization: Bearer $PEAGLE_API_KEY" ' if settings.api_keys else ""
+    key = ""
+    if settings.api_keys:
+        key = '-H "Authorization: Bearer $PEAGLE_API_KEY" '
+    elif settings.access_keys:
+        key = '--user "$PEAGLE_ACCESS_KEY" --aws-sigv4 aws:amz:us-east-1:sagemaker '
     body = json.dumps(_EXAMPLE)
     spec = llm.spec
     lines = (
         f"{llm.name} is ready: {llm.target.precision}, {llm.target.backend}, "
         f"speculation {spec.method}, context {llm.context_length}, loaded in {llm.load_s:.1f} s.",
-        f"  OpenAI   {url}/v1",
-        f"  health   {url}/health",
-        f"  metrics  {url}/metrics",
+        f"  OpenAI     {url}/v1",
+        f"  SageMaker  {url}, endpoint {llm.name}",
+        f"  health     {url}/health",
+        f"  metrics    {url}/metrics",
         "",
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' {key}-d '{body}'",
     )

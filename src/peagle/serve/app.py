@@ -9,16 +9,22 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from peagle.serve.auth import BearerKeys
+from peagle.serve.answering import Answering
+from peagle.serve.auth import KeyCheck
 from peagle.serve.errors import ApiError
 from peagle.serve.metrics import EngineMetrics
 from peagle.serve.openai.routes import OpenAIRoutes
+from peagle.serve.refusal import refusal
 from peagle.serve.request_log import RequestLog
+from peagle.serve.sagemaker.routes import SageMakerRoutes
 from peagle.serve.service import EngineService
 from peagle.serve.settings import ServeSettings
 
 _UNEXPECTED: Final = ApiError(
-    500, "The server failed on this request; its log says why.", kind="server_error"
+    500,
+    "The server failed on this request; its log says why.",
+    kind="server_error",
+    code="unexpected",
 )
 
 
@@ -37,7 +43,9 @@ def build_app(
         names: What clients may call the model.
     """
     app = FastAPI(title="peagle", docs_url=None, redoc_url=None)
-    app.include_router(OpenAIRoutes(service, settings, names).router)
+    answering = Answering(service, settings, names)
+    app.include_router(OpenAIRoutes(answering).router)
+    app.include_router(SageMakerRoutes(answering).router)
 
     @app.get("/health")
     async def health() -> Response:
@@ -50,22 +58,28 @@ def build_app(
         return Response(metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     @app.exception_handler(ApiError)
-    async def refused(request: Request, error: ApiError) -> Response:  # noqa: ARG001
-        return JSONResponse(error.body, error.status, error.headers)
+    async def refused(request: Request, error: ApiError) -> Response:
+        return refusal(request.scope, error)
 
     @app.exception_handler(HTTPException)
     async def not_routed(request: Request, error: HTTPException) -> Response:
         what = ApiError(
             error.status_code,
             f"{request.method} {request.url.path[:100]}: {error.detail}.",
-            code="not_found" if error.status_code == 404 else None,
+            code={404: "not_found", 405: "method_not_allowed"}.get(error.status_code),
+            headers=error.headers,
         )
-        return JSONResponse(what.body, error.status_code, error.headers)
+        return refusal(request.scope, what)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:  # noqa: ARG001
-        return JSONResponse(_UNEXPECTED.body, _UNEXPECTED.status)
+        return refusal(request.scope, _UNEXPECTED)
 
-    app.add_middleware(BearerKeys, keys=settings.api_keys)
+    app.add_middleware(
+        KeyCheck,
+        keys=settings.api_keys,
+        secrets=settings.secrets,
+        max_body_bytes=settings.max_body_bytes,
+    )
     app.add_middleware(RequestLog, log_prompts=settings.log_prompts)
     return app

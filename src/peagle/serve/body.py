@@ -40,7 +40,9 @@ async def read_body(request: Request, most: int) -> bytes:
                     raise _too_large(most)
     except TimeoutError:
         raise ApiError(
-            408, f"The body did not come within {_SECONDS_TO_SEND:g} s. Send it again."
+            408,
+            f"The body did not come within {_SECONDS_TO_SEND:g} s. Send it again.",
+            code="body_too_slow",
         ) from None
     except ClientDisconnect:
         raise ApiError(400, "The client went while it sent the body.") from None
@@ -92,6 +94,28 @@ def checked(model: type[Model], fields: Mapping[str, Any]) -> Model:
         400, f"{where} cannot be {_shown(first['input'])}: {reason}.", param=where,
         code="invalid_value",
     )  # fmt: skip
+
+
+def description(*kinds: type[BaseModel]) -> dict[str, Any]:
+    """Describe a body of any of these kinds in the OpenAPI document; it is read by hand."""
+    schemas = []
+    for kind in kinds:
+        schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas.append(_inlined(schema, schema.pop("$defs", {})))
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_inlined(one, definitions) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        return _inlined(definitions[reference.rsplit("/", 1)[1]], definitions)
+    return {key: _inlined(value, definitions) for key, value in schema.items()}
 
 
 def _where(location: tuple[int | str, ...]) -> str:

@@ -13,7 +13,7 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peagle.llm import Generation
-from peagle.serve.openai.requests import GenerationRequest
+from peagle.serve.forms import Asking
 
 _log: Final = logging.getLogger("peagle.serve.requests")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -71,7 +71,7 @@ class RequestLog:
 
 
 def note_prompt(
-    request: Request, model: str, asking: GenerationRequest, generations: Sequence[Generation]
+    request: Request, model: str, asking: Asking, generations: Sequence[Generation]
 ) -> None:
     """Take down what is asked."""
     notes = request.state.notes

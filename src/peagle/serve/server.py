@@ -50,10 +50,12 @@ def listen(settings: ServeSettings) -> socket.socket:
     Raises:
         InvalidRequestError: The address needs a key, is taken, or is none of this machine's.
     """
-    if not (settings.on_loopback or settings.api_keys or settings.insecure):
+    open_to_all = not (settings.api_keys or settings.access_keys)
+    if open_to_all and not (settings.on_loopback or settings.insecure):
         raise InvalidRequestError(
             f"--host {settings.host} lets other machines in, and no key is set.",
-            remedy="Set one with --api-key KEY, or let everybody in with --insecure.",
+            remedy="Set one with --api-key KEY or --access-key ID:SECRET, or let everybody in with "
+            "--insecure.",
             field="api_key",
         )
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET

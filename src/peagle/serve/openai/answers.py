@@ -4,7 +4,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from peagle.engine.logprobs import TokenLogprobs
 from peagle.engine.statistics import pooled
@@ -32,6 +32,8 @@ class AnswerWriter:
         tokens: Tokens written so far, by choice.
     """
 
+    event_prefix: ClassVar = b"data: "
+    stream_end: ClassVar = b"data: [DONE]\n\n"
     prefix: str
     whole_object: str
     chunk_object: str
@@ -54,7 +56,7 @@ class AnswerWriter:
         """Give the chunks before any token is written."""
         return []
 
-    def chunk(self, place: int, piece: Piece) -> Chunk:
+    def chunks(self, place: int, piece: Piece) -> list[Chunk]:
         """Give the chunk for what a step added to an answer."""
         index = place * self._request.n + piece.index
         self.tokens[index] += len(piece.token_ids)
@@ -68,9 +70,8 @@ class AnswerWriter:
             choice["stop_reason"] = piece.stop_reason
         if self._request.return_token_ids:
             choice["token_ids"] = piece.token_ids
-        return self._with_usage(
-            self._chunk([choice]), now=self._request.stream_options.continuous_usage_stats
-        )
+        chunk = self._chunk([choice])
+        return [self._with_usage(chunk, now=self._request.stream_options.continuous_usage_stats)]
 
     def closing(self) -> list[Chunk]:
         """Give the chunks after all answers have ended."""
