@@ -11,8 +11,10 @@ from starlette.responses import Response
 
 from peagle.serve.auth import BearerKeys
 from peagle.serve.errors import ApiError
+from peagle.serve.live import LiveFigures
 from peagle.serve.metrics import EngineMetrics
 from peagle.serve.openai.routes import OpenAIRoutes
+from peagle.serve.page import add_page
 from peagle.serve.request_log import RequestLog
 from peagle.serve.service import EngineService
 from peagle.serve.settings import ServeSettings
@@ -38,6 +40,9 @@ def build_app(
     """
     app = FastAPI(title="peagle", docs_url=None, redoc_url=None)
     app.include_router(OpenAIRoutes(service, settings, names).router)
+    add_page(app)
+    live = LiveFigures()
+    service.observers.append(live)
 
     @app.get("/health")
     async def health() -> Response:
@@ -48,6 +53,11 @@ def build_app(
     async def metrics_page() -> Response:
         """Give the metrics."""
         return Response(metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    @app.get("/live")
+    async def live_figures() -> Response:
+        """Give the figures that the page draws."""
+        return JSONResponse(live.figures())
 
     @app.exception_handler(ApiError)
     async def refused(request: Request, error: ApiError) -> Response:  # noqa: ARG001

@@ -9,8 +9,9 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from peagle.serve.errors import ApiError
+from peagle.serve.page import PAGE_PATHS
 
-OPEN_PATHS: Final = frozenset({"/health", "/ping"})
+OPEN_PATHS: Final = frozenset({"/health", "/ping", *PAGE_PATHS})
 """What answers without a key."""
 
 

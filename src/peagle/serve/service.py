@@ -93,6 +93,7 @@ class EngineService:
 
     Attributes:
         state: `loading`, `ready`, `draining` or `failed`.
+        observers: Who counts what happens; others may join before the service starts.
         loaded: Done once the model is loaded, with what went wrong if it cannot be.
     """
 
@@ -106,7 +107,7 @@ class EngineService:
     ) -> None:
         self.state: State = "loading"
         self.loaded: Future[LLM] = Future()
-        self.observer = observer
+        self.observers = [] if observer is None else [observer]
         self._load = load
         self._max_queue = max_queue
         self._timeout_s = request_timeout_s
@@ -249,8 +250,8 @@ class EngineService:
                 self._observe_end(stream, "abort")
         refused = self._admit(llm)
         wrote = llm.step()
-        if self.observer is not None:
-            self.observer.stepped(llm, wrote, len(self._queue))
+        for observer in self.observers:
+            observer.stepped(llm, wrote, len(self._queue))
         self._hand_over(refused + self._news(wrote))
         return True
 
@@ -306,8 +307,8 @@ class EngineService:
         return any(held)
 
     def _observe_end(self, stream: AnswerStream, outcome: str) -> None:
-        if self.observer is not None:
-            self.observer.ended(stream, outcome)
+        for observer in self.observers:
+            observer.ended(stream, outcome)
 
     def _hand_over(
         self, news: Sequence[tuple[AnswerStream, list[Piece] | ApiError | None]]
