@@ -29,7 +29,9 @@ async function exchange(said, onProblem) {
   const question = turn("user", "You");
   question.text.textContent = said;
   const reply = turn("model", "Model");
-  reply.element.scrollIntoView({ block: "nearest" });
+  const inView = () => reply.element.getBoundingClientRect().bottom < innerHeight;
+  const follow = () => reply.element.scrollIntoView({ block: "nearest" });
+  follow();
   const written = new Written(reply.text);
   leaving = new AbortController();
   busy(true);
@@ -37,7 +39,12 @@ async function exchange(said, onProblem) {
     const got = await answer(asked, chosen, {
       speculate: byId("speculate").checked,
       signal: leaving.signal,
-      onStep: (details) => written.add(details),
+      onStep: (details) => {
+        // Whoever has scrolled away to read is left there.
+        const watched = inView();
+        written.add(details);
+        if (watched) follow();
+      },
     });
     reply.said.textContent = figures(got);
     messages = [...asked, { role: "assistant", content: got.text }];

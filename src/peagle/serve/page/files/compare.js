@@ -4,6 +4,7 @@ import { answer } from "./api.js";
 import { byId, el, visible } from "./dom.js";
 import { tell } from "./problem.js";
 import { settings } from "./settings.js";
+import { showSteps } from "./steps.js";
 import { figures, rate, Written } from "./tokens.js";
 
 let leaving = null;
@@ -51,7 +52,7 @@ async function run(prompt) {
         onStep: (details) => written.add(details),
       });
       byId(`${name}-figures`).textContent = figures(got);
-      return got;
+      return { ...got, written };
     } finally {
       written.end();
     }
@@ -61,6 +62,7 @@ async function run(prompt) {
 }
 
 function judge(fast, plain) {
+  showSteps(fast.written, null);
   compared = paired(fast.tokens, plain.tokens);
   const wrong = compared.findIndex((pair) => !pair.equal);
   const times = rate(fast) / rate(plain);

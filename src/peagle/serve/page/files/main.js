@@ -57,8 +57,8 @@ function showView() {
   const compare = location.hash === "#compare";
   byId("chat").hidden = compare;
   byId("compare").hidden = !compare;
-  byId("to-chat").toggleAttribute("aria-current", !compare);
-  byId("to-compare").toggleAttribute("aria-current", compare);
+  byId("to-chat").ariaCurrent = compare ? null : "page";
+  byId("to-compare").ariaCurrent = compare ? "page" : null;
 }
 
 setUpSteps();

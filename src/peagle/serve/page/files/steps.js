@@ -10,15 +10,16 @@ let due = false;
 
 // Show a step of an answer; null follows its newest.
 export function showSteps(written, step) {
-  if (step === null && shown === written && !following) {
-    redraw();
-    return;
-  }
   if (shown !== written) shown?.mark(null);
   shown = written;
   following = step === null;
   at = step ?? written.steps.length - 1;
   redraw();
+}
+
+// An answer has a step more; it is drawn if the answer is the one that is shown.
+export function stepAdded(written) {
+  if (shown === written) redraw();
 }
 
 function redraw() {

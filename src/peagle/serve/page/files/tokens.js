@@ -1,7 +1,7 @@
 // An answer as it is written: one span a token, coloured by where it came from.
 
 import { el } from "./dom.js";
-import { showSteps } from "./steps.js";
+import { showSteps, stepAdded } from "./steps.js";
 
 const ABOUT = {
   network: "drafted by the network",
@@ -35,7 +35,7 @@ export class Written {
         ),
       ),
     );
-    showSteps(this, null);
+    stepAdded(this);
   }
 
   end() {
