@@ -71,12 +71,19 @@ def test_details_change_no_token_and_are_none_without_speculation(served: Served
 
 
 def test_special_tokens_show_where_the_answer_shows_them(served: Served) -> None:
+    eos = min(served.llm.tokenizer.eos_token_ids)
+    spelt = served.llm.tokenizer.token_bytes(eos).decode()
     for skip in (True, False):
-        choices = stream(served, skip=skip, max_tokens=200, temperature=0)
+        # The answer ends as soon as it may.
+        choices = stream(
+            served, skip=skip, max_tokens=9, temperature=0, logit_bias={str(eos): 100},
+            extra={"min_tokens": 5},
+        )  # fmt: skip
         assert choices[-1].finish_reason == "stop"
         last = choices[-1].speculation_details["tokens"][-1]
-        assert last["id"] in served.llm.tokenizer.eos_token_ids
-        assert (last["text"] == "") is skip
+        assert last["id"] == eos
+        # What comes before it here ends within a character, which it ends.
+        assert last["text"] == "\ufffd" + ("" if skip else spelt)
 
 
 def test_details_are_left_out_where_nobody_asks_and_refused_without_a_stream(
