@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the tests of the page in a real Chromium.
+# Runs the tests of the page, given as arguments, in a real Chromium.
 #
 # Where there is none, that is said, and the check is counted as not run.
 set -eu
@@ -13,5 +13,5 @@ if [ -n "$missing" ]; then
   echo "0 checks passed, 1 not run."
   exit 0
 fi
-python -m pytest tests/serve/test_page_in_chromium.py
+python -m pytest "$@"
 echo "1 checks passed, 0 not run."

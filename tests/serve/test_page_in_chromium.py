@@ -44,9 +44,12 @@ const luminance = ([red, green, blue]) => {
 const found = [];
 for (const element of document.querySelectorAll("body *")) {
   const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-  if (!own || element.closest(":disabled, title, noscript, svg, .skip") || !element.checkVisibility()) continue;
+  const apart = element.closest(":disabled, title, noscript, svg, .skip");
+  if (!own || apart || !element.checkVisibility()) continue;
   const behind = [];
-  for (let one = element; one; one = one.parentElement) behind.unshift(getComputedStyle(one).backgroundColor);
+  for (let one = element; one; one = one.parentElement) {
+    behind.unshift(getComputedStyle(one).backgroundColor);
+  }
   const back = luminance(painted(behind));
   const front = luminance(painted([...behind, getComputedStyle(element).color]));
   const ratio = (Math.max(back, front) + 0.05) / (Math.min(back, front) + 0.05);
@@ -98,7 +101,7 @@ class Page:
         self.driver.get(f"{self.url}/#{view}")
 
     def unlock(self, key: str = KEY) -> None:
-        self.until(lambda: self["key-dialog"].is_displayed())
+        self.until(self["key-dialog"].is_displayed)
         self["key"].send_keys(key, Keys.ENTER)
 
     def fill(self, name: str, text: str) -> None:
@@ -167,7 +170,7 @@ def user(text: str) -> dict[str, str]:
 
 def test_a_wrong_key_is_told_and_the_right_one_stays_in_the_tab(page: Page) -> None:
     page.open()
-    page.until(lambda: page["key-said"].is_displayed())
+    page.until(page["key-said"].is_displayed)
     assert page["key-said"].text == "This server asks for an API key."
     for wrong in ("wrong", "schlüssel ✓"):
         page.unlock(wrong)
@@ -331,7 +334,8 @@ def test_charts_show_what_happens(page: Page, locked: Served) -> None:
     assert told[4] == "0 / 0"
     figures = locked.http.get("/live", headers={"Authorization": f"Bearer {KEY}"}).json()
     bars = page.script(
-        "return [...document.querySelectorAll('#charts rect')].map((one) => one.height.baseVal.value)"
+        "return [...document.querySelectorAll('#charts rect')]"
+        ".map((one) => one.height.baseVal.value)"
     )
     assert len(bars) > 2
     # Each depth's bar fills its share of the chart, 52 high.
@@ -389,7 +393,7 @@ def test_stopping_ends_the_answer_and_frees_its_place(page: Page, locked: Served
     page["message"].send_keys("Write a very long story about a ship.", Keys.ENTER)
     page.until(lambda: page.all(".turn.model .token"))
     page["stop"].click()
-    page.until(lambda: page["send"].is_enabled())
+    page.until(page["send"].is_enabled)
     assert "Stopped" in page.all(".turn.model .figures")[0].text
     page.until(lambda: locked.llm.engine.kv_cache.used_bytes == 0)
 
@@ -399,7 +403,7 @@ def test_all_can_be_read_reached_and_named(page: Page, scheme: str) -> None:
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     page.open()
-    page.until(lambda: page["key-dialog"].is_displayed())
+    page.until(page["key-dialog"].is_displayed)
     low = [one for one in page.script(CONTRASTS) if one[0] < 4.5]
     assert low == []
     page.unlock()
@@ -430,7 +434,7 @@ def test_it_fits_on_a_phone_and_works_by_keyboard_alone(page: Page) -> None:
     )
     page.open("compare")
     # The dialog has the focus as it opens: nothing is clicked.
-    page.until(lambda: page["key-dialog"].is_displayed())
+    page.until(page["key-dialog"].is_displayed)
     page.driver.switch_to.active_element.send_keys(KEY, Keys.ENTER)
     page.until(lambda: MODEL in page["model"].text)
     page["prompt"].send_keys(Keys.TAB, Keys.NULL)

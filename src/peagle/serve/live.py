@@ -116,6 +116,8 @@ def _quantiles(weighted: Sequence[tuple[float, int]]) -> dict[str, float] | None
 
 
 def _by_depth(accepted: Sequence[int]) -> list[float]:
-    """Give the share of trees whose path was accepted down to depth 1, 2, …"""
+    """Give the share of trees whose path was accepted down to each depth, from 1."""
     deepest = max(accepted, default=0)
-    return [sum(one >= depth for one in accepted) / len(accepted) for depth in range(1, deepest + 1)]
+    return [
+        sum(one >= depth for one in accepted) / len(accepted) for depth in range(1, deepest + 1)
+    ]

@@ -13,8 +13,8 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peagle.llm import Generation
-from peagle.serve.page import PAGE_PATHS
 from peagle.serve.openai.requests import GenerationRequest
+from peagle.serve.page import PAGE_PATHS
 
 _log: Final = logging.getLogger("peagle.serve.requests")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
