@@ -7,6 +7,7 @@ prompt delays nobody for longer than a pass.
 """
 
 import asyncio
+import contextvars
 import logging
 import threading
 import time
@@ -48,6 +49,7 @@ class AnswerStream:
         client: Whose turn it takes in the queue.
         submitted_at: When it came, by `time.perf_counter`.
         admitted_at: When the engine took it; None while it waits.
+        context: The context variables of whoever asked, for those who trace requests.
     """
 
     def __init__(self, generation: Generation, client: str, timeout_s: float) -> None:
@@ -55,6 +57,7 @@ class AnswerStream:
         self.client = client
         self.submitted_at = time.perf_counter()
         self.admitted_at: float | None = None
+        self.context = contextvars.copy_context()
         self._timeout_s = timeout_s
         self._deadline = asyncio.get_running_loop().time() + timeout_s
         self._news: asyncio.Queue[list[Piece] | ApiError | None] = asyncio.Queue()
