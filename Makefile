@@ -8,6 +8,8 @@ NATIVE := CMakeLists.txt $(wildcard src/peagle/native/*.cpp src/peagle/native/*.
 # Whether bits agree must be seen with all threads; other tests run in two processes of one thread.
 THREADED := tests/engine/test_lossless.py tests/evaluate/test_row_check.py \
 	tests/model/test_invariance.py tests/model/test_torch_target.py
+# The page is tested in a real browser, where there is one.
+BROWSER := tests/serve/test_page_in_chromium.py
 
 .PHONY: demo test check clean
 
@@ -18,8 +20,9 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-dev check
 	$(BIN)/peagle pull $(MODEL)
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check_native.sh
+	PATH="$(abspath $(BIN)):$$PATH" scripts/check_page.sh $(BROWSER)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
-		$(addprefix --ignore=,$(THREADED))
+		$(addprefix --ignore=,$(THREADED) $(BROWSER))
 	$(BIN)/python -m pytest $(THREADED)
 
 check: $(VENV)/installed-dev

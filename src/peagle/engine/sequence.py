@@ -1,8 +1,10 @@
 """One answer on its way: what it has read, written and drafted so far."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 import torch
 
@@ -33,12 +35,13 @@ class Origin(Enum):
     GRAMMAR = "grammar"
 
 
-_ORIGINS = {
+ORIGINS: Final[Mapping[Source, Origin]] = {
     Source.NETWORK: Origin.NETWORK,
     Source.LOOKUP: Origin.LOOKUP,
     Source.CORPUS: Origin.CORPUS,
     Source.GRAMMAR: Origin.GRAMMAR,
 }
+"""How a draft token came about, once it is accepted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +67,7 @@ class Sequence:
         expectation: What its draft tokens have been worth.
         first_token_at: When its first token was written, by `time.perf_counter`; None before.
         last_token_at: The same for its latest.
+        between_s: Seconds from the step before to the latest; None with the first token.
         error: Why it cannot go on, if it cannot.
     """
 
@@ -85,6 +89,7 @@ class Sequence:
     expectation: Expectation = field(default_factory=Expectation)
     first_token_at: float | None = None
     last_token_at: float | None = None
+    between_s: float | None = None
     error: PeagleError | None = None
 
     @property
@@ -129,8 +134,10 @@ class Sequence:
             features: Features of the step's rows, `[rows, taps * hidden]`, the last of them for
                 those of `logits`, if a network drafts.
         """
-        self.last_token_at = time.perf_counter()
-        self.first_token_at = self.first_token_at or self.last_token_at
+        now = time.perf_counter()
+        self.between_s = None if self.last_token_at is None else now - self.last_token_at
+        self.last_token_at = now
+        self.first_token_at = self.first_token_at or now
         if self.output_ids:
             self.statistics.count_step(
                 drafted=len(self.tree.tokens),
@@ -143,7 +150,7 @@ class Sequence:
                 token_logprobs(logits[row], token, self.params.logprobs, allowed=masks.get(place))
                 for place, (row, token) in enumerate(zip(walked.rows, walked.emitted, strict=True))
             )
-        self.origins.extend(_ORIGINS[self.tree.sources[node]] for node in walked.accepted)
+        self.origins.extend(ORIGINS[self.tree.sources[node]] for node in walked.accepted)
         self.origins.extend([Origin.TARGET] * (len(walked.emitted) - len(walked.accepted)))
         self.output_ids.extend(walked.emitted)
         self.newest = len(walked.emitted)

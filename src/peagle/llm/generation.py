@@ -90,6 +90,7 @@ class Generation:
                     token_ids=sequence.output_ids[tokens:],
                     origins=sequence.origins[tokens:],
                     finish_reason=sequence.stops.finish_reason,
+                    tree=sequence.tree,
                     stop_reason=sequence.stops.stop_reason,
                     logprobs=sequence.logprobs[tokens:]
                     if sequence.params.logprobs is not None

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from peagle.draft.tree import CandidateTree
 from peagle.engine.logprobs import TokenLogprobs
 from peagle.engine.sequence import Origin
 from peagle.engine.statistics import SpeculationStatistics, pooled
@@ -104,6 +105,7 @@ class Piece:
         token_ids: Its tokens.
         origins: For each of them whether it was the target's own or drafted, and from what.
         finish_reason: Why the answer ended with it, or None.
+        tree: The draft tokens that the step verified; empty where nothing was drafted.
         stop_reason: The stop string or token that ended it, if one did.
         logprobs: The model's own log-probabilities of its tokens, if they were asked for.
     """
@@ -113,5 +115,12 @@ class Piece:
     token_ids: list[int]
     origins: list[Origin]
     finish_reason: FinishReason | None
+    tree: CandidateTree
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprobs] | None = None
+
+    @property
+    def accepted(self) -> list[int]:
+        """The nodes of the tree that the target chose too, from the top."""
+        drafted = sum(origin is not Origin.TARGET for origin in self.origins)
+        return self.tree.walk(self.token_ids[:drafted])

@@ -12,8 +12,10 @@ from starlette.responses import Response
 from peagle.serve.answering import Answering
 from peagle.serve.auth import KeyCheck
 from peagle.serve.errors import ApiError
+from peagle.serve.live import LiveFigures
 from peagle.serve.metrics import EngineMetrics
 from peagle.serve.openai.routes import OpenAIRoutes
+from peagle.serve.page import add_page
 from peagle.serve.refusal import refusal
 from peagle.serve.request_log import RequestLog
 from peagle.serve.sagemaker.routes import SageMakerRoutes
@@ -46,6 +48,9 @@ def build_app(
     answering = Answering(service, settings, names)
     app.include_router(OpenAIRoutes(answering).router)
     app.include_router(SageMakerRoutes(answering).router)
+    add_page(app)
+    live = LiveFigures()
+    service.observers.append(live)
 
     @app.get("/health")
     async def health() -> Response:
@@ -56,6 +61,11 @@ def build_app(
     async def metrics_page() -> Response:
         """Give the metrics."""
         return Response(metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    @app.get("/live")
+    async def live_figures() -> Response:
+        """Give the figures that the page draws."""
+        return JSONResponse(live.figures())
 
     @app.exception_handler(ApiError)
     async def refused(request: Request, error: ApiError) -> Response:

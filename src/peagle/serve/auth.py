@@ -11,10 +11,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peagle.serve.body import read_body
 from peagle.serve.errors import ApiError
+from peagle.serve.page import PAGE_PATHS
 from peagle.serve.refusal import refusal
 from peagle.serve.sigv4 import ALGORITHM, SignedRequest, check_signature, read_claim
 
-OPEN_PATHS: Final = frozenset({"/health", "/ping"})
+OPEN_PATHS: Final = frozenset({"/health", "/ping", *PAGE_PATHS})
 """What answers without a key."""
 
 

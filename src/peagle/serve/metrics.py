@@ -8,7 +8,14 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 from peagle.engine.sequence import Sequence as EngineSequence
 from peagle.llm import LLM
@@ -39,9 +46,9 @@ class EngineMetrics:
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._model = model
         self._accepted: dict[EngineSequence, int] = {}
-        self._latest: dict[EngineSequence, float] = {}
         self._running = self._gauge("num_requests_running", "Requests that the engine works on.")
         self._waiting = self._gauge("num_requests_waiting", "Requests that wait.")
         self._kv_usage = self._gauge(
@@ -111,7 +118,6 @@ class EngineMetrics:
         sequences = stream.generation.sequences
         for sequence in sequences:
             self._accepted.pop(sequence, None)
-            self._latest.pop(sequence, None)
         self._success.labels(self._model, "0", outcome).inc()
         if outcome not in ("stop", "length") or stream.admitted_at is None:
             return
@@ -128,17 +134,14 @@ class EngineMetrics:
         self._first_token.observe(first - stream.submitted_at)
 
     def _wrote(self, sequence: EngineSequence) -> None:
-        new, now = sequence.newest, sequence.last_token_at
+        new = sequence.newest
         self._generation_tokens.inc(new)
-        before = self._latest.get(sequence)
-        if now is not None:
-            self._latest[sequence] = now
-        if before is None or now is None:
+        if sequence.between_s is None:
             return
         for histogram in self._between:
             # Tokens of a step come together; each counts with its share of the time.
             for _ in range(new):
-                histogram.observe((now - before) / new)
+                histogram.observe(sequence.between_s / new)
         accepted = sequence.statistics.accepted_tokens - self._accepted.get(sequence, 0)
         self._accepted[sequence] = sequence.statistics.accepted_tokens
         drafted = len(sequence.tree.tokens)

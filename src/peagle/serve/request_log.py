@@ -14,10 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peagle.llm import Generation
 from peagle.serve.forms import Asking
+from peagle.serve.page import PAGE_PATHS
 
 _log: Final = logging.getLogger("peagle.serve.requests")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_QUIET: Final = ("/health", "/ping", "/metrics")
+_QUIET: Final = ("/health", "/ping", "/metrics", "/live", *PAGE_PATHS)
 
 
 class RequestLog:

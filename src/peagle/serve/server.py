@@ -1,6 +1,7 @@
 """The server's process: listen, load, serve, and end in good order."""
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from peagle.serve.app import build_app
 from peagle.serve.metrics import EngineMetrics
 from peagle.serve.service import EngineService
 from peagle.serve.settings import ServeSettings
+from peagle.serve.tracing import configured_traces
 
 _BACKLOG: Final = 2048
 _SECONDS_TO_CLOSE: Final = 5
@@ -89,7 +91,8 @@ def run(
         on_ready: Called once the model is loaded, with the server's URL.
 
     Raises:
-        PeagleError: The address cannot be used, or the model cannot be loaded.
+        PeagleError: The address cannot be used, the model cannot be loaded, or traces cannot be
+            sent as the environment asks.
     """
     taken = listen(settings)
     with taken:
@@ -103,6 +106,7 @@ async def _serve(
     taken: socket.socket,
     on_ready: Callable[[LLM, str], None],
 ) -> None:
+    traces = configured_traces(names[0], os.environ)
     metrics = EngineMetrics(names[0])
     service = EngineService(
         load,
@@ -111,6 +115,9 @@ async def _serve(
         observer=metrics,
     )
     app = build_app(service, metrics, settings, names)
+    if traces is not None:
+        service.observers.append(traces)
+        app.add_middleware(traces.context)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -148,3 +155,5 @@ async def _serve(
         await serving
     finally:
         service.stop()
+        if traces is not None:
+            traces.close()

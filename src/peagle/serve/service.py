@@ -7,6 +7,7 @@ prompt delays nobody for longer than a pass.
 """
 
 import asyncio
+import contextvars
 import logging
 import threading
 import time
@@ -48,6 +49,7 @@ class AnswerStream:
         client: Whose turn it takes in the queue.
         submitted_at: When it came, by `time.perf_counter`.
         admitted_at: When the engine took it; None while it waits.
+        context: The context variables of whoever asked, for those who trace requests.
     """
 
     def __init__(self, generation: Generation, client: str, timeout_s: float) -> None:
@@ -55,6 +57,7 @@ class AnswerStream:
         self.client = client
         self.submitted_at = time.perf_counter()
         self.admitted_at: float | None = None
+        self.context = contextvars.copy_context()
         self._timeout_s = timeout_s
         self._deadline = asyncio.get_running_loop().time() + timeout_s
         self._news: asyncio.Queue[list[Piece] | ApiError | None] = asyncio.Queue()
@@ -93,6 +96,7 @@ class EngineService:
 
     Attributes:
         state: `loading`, `ready`, `draining` or `failed`.
+        observers: Who counts what happens; others may join before the service starts.
         loaded: Done once the model is loaded, with what went wrong if it cannot be.
     """
 
@@ -106,7 +110,7 @@ class EngineService:
     ) -> None:
         self.state: State = "loading"
         self.loaded: Future[LLM] = Future()
-        self.observer = observer
+        self.observers = [] if observer is None else [observer]
         self._load = load
         self._max_queue = max_queue
         self._timeout_s = request_timeout_s
@@ -249,8 +253,8 @@ class EngineService:
                 self._observe_end(stream, "abort")
         refused = self._admit(llm)
         wrote = llm.step()
-        if self.observer is not None:
-            self.observer.stepped(llm, wrote, len(self._queue))
+        for observer in self.observers:
+            observer.stepped(llm, wrote, len(self._queue))
         self._hand_over(refused + self._news(wrote))
         return True
 
@@ -306,8 +310,8 @@ class EngineService:
         return any(held)
 
     def _observe_end(self, stream: AnswerStream, outcome: str) -> None:
-        if self.observer is not None:
-            self.observer.ended(stream, outcome)
+        for observer in self.observers:
+            observer.ended(stream, outcome)
 
     def _hand_over(
         self, news: Sequence[tuple[AnswerStream, list[Piece] | ApiError | None]]

@@ -12,6 +12,7 @@ from peagle.engine.stops import FinishReason
 from peagle.llm import LLM, Choice, Generation, Piece
 from peagle.model.tokenizer import Tokenizer
 from peagle.serve.openai.answer_calls import AnswerCalls
+from peagle.serve.openai.details import StepDetails, spelling
 from peagle.serve.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
 from peagle.serve.openai.tools import NamedTool
 
@@ -45,6 +46,7 @@ class AnswerWriter:
         self.tokens: Counter[int] = Counter()
         self._request = request
         self._tokenizer = llm.tokenizer
+        self._details: dict[int, StepDetails] = {}
         self._generations = generations
         self._told = {
             "created": int(time.time()),
@@ -70,6 +72,12 @@ class AnswerWriter:
             choice["stop_reason"] = piece.stop_reason
         if self._request.return_token_ids:
             choice["token_ids"] = piece.token_ids
+        if self._request.speculation_details:
+            if index not in self._details:
+                self._details[index] = StepDetails(
+                    self._tokenizer, skip_special_tokens=self._request.skip_special_tokens
+                )
+            choice["speculation_details"] = self._details[index].of(piece)
         chunk = self._chunk([choice])
         return [self._with_usage(chunk, now=self._request.stream_options.continuous_usage_stats)]
 
@@ -248,7 +256,7 @@ class CompletionWriter(AnswerWriter):
     def _logprobs(self, index: int, tokens: Sequence[TokenLogprobs] | None) -> Any:
         if tokens is None:
             return None
-        names = [_name(self._tokenizer.token_bytes(one.token_id)) for one in tokens]
+        names = [spelling(self._tokenizer.token_bytes(one.token_id)) for one in tokens]
         offsets = []
         for name in names:
             offsets.append(self._offsets[index])
@@ -258,7 +266,7 @@ class CompletionWriter(AnswerWriter):
             "token_logprobs": [one.logprob for one in tokens],
             "top_logprobs": [
                 {
-                    _name(self._tokenizer.token_bytes(token)): logprob
+                    spelling(self._tokenizer.token_bytes(token)): logprob
                     for token, logprob in [*one.top, (one.token_id, one.logprob)]
                 }
                 for one in tokens
@@ -269,12 +277,4 @@ class CompletionWriter(AnswerWriter):
 
 def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
     spelt = tokenizer.token_bytes(token_id)
-    return {"token": _name(spelt), "logprob": logprob, "bytes": list(spelt)}
-
-
-def _name(spelt: bytes) -> str:
-    r"""Write a token; one that holds part of a character as `bytes:\xe2\x80`."""
-    try:
-        return spelt.decode("utf-8")
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelt)
+    return {"token": spelling(spelt), "logprob": logprob, "bytes": list(spelt)}

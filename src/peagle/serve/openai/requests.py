@@ -133,6 +133,10 @@ class GenerationRequest(BaseModel):
     return_speculation: StrictBool = Field(
         default=False, description="Say in the response what speculation did."
     )
+    speculation_details: StrictBool = Field(
+        default=False,
+        description="Say in a stream how each token came, and what tree each step verified.",
+    )
     return_token_ids: StrictBool = Field(default=False, description="Send token ids, too.")
     # Accepted and ignored: they could not change an answer.
     user: Any = None
@@ -146,6 +150,8 @@ class GenerationRequest(BaseModel):
     def _options_of_streams_only(self) -> Self:
         if "stream_options" in self.model_fields_set and not self.stream:
             raise ValueError("stream_options is given without stream. Set stream to true")
+        if self.speculation_details and not self.stream:
+            raise ValueError("speculation_details is given without stream. Set stream to true")
         return self
 
     @field_validator("structured_outputs")
