@@ -103,7 +103,7 @@ class AnswerWriter:
             **self._speculation(),
         }
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """Count tokens."""
         prompt = sum(len(one.sequences[0].prompt_ids) for one in self._generations)
         written = self.tokens.total()
@@ -111,6 +111,9 @@ class AnswerWriter:
             "prompt_tokens": prompt,
             "completion_tokens": written,
             "total_tokens": prompt + written,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(one.cached_tokens for one in self._generations)
+            },
         }
 
     def _part(self, place: int, piece: Piece) -> Mapping[str, Any]:

@@ -120,8 +120,12 @@ class GenerationRequest(BaseModel):
             told["logprobs"] = self.wanted_logprobs
         return SamplingParams(**told)
 
-    def generations(self, llm: LLM) -> list[Generation]:
+    def generations(self, llm: LLM, client: str) -> list[Generation]:
         """Make the request ready for the engine.
+
+        Args:
+            llm: The model.
+            client: Who asks; what others wrote shortens nobody's wait.
 
         Raises:
             ApiError: It is impossible.
@@ -133,7 +137,7 @@ class GenerationRequest(BaseModel):
         try:
             params = self.params()
             return [
-                llm.prepare(prompt, params, parallel_drafting_spec=spec)
+                llm.prepare(prompt, params, parallel_drafting_spec=spec, scope=client)
                 for prompt in self.prompts()
             ]
         except PeagleError as error:

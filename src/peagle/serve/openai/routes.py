@@ -89,10 +89,11 @@ class OpenAIRoutes:
     ) -> Response:
         llm = self._service.llm
         body = await read_body(request, self._settings.max_body_bytes)
-        asking, generations = await asyncio.to_thread(self._prepared, llm, body, kind)
+        client = request.state.client
+        asking, generations = await asyncio.to_thread(self._prepared, llm, body, kind, client)
         model = asking.model or self._names[0]
         note_prompt(request, model, asking, generations)
-        asked = Asked(self._service, generations, request.state.client)
+        asked = Asked(self._service, generations, client)
         writer = writer_kind(asking, llm, model, generations)
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,12 +111,12 @@ class OpenAIRoutes:
         return Watched(answer)
 
     def _prepared(
-        self, llm: LLM, body: bytes, kind: type[Asking]
+        self, llm: LLM, body: bytes, kind: type[Asking], client: str
     ) -> tuple[Asking, list[Generation]]:
         asking = checked(kind, parse_object(body))
         if asking.model is not None:
             self._known(asking.model)
-        return asking, asking.generations(llm)
+        return asking, asking.generations(llm, client)
 
     def _known(self, name: str) -> None:
         if name not in self._names:
