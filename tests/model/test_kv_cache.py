@@ -156,9 +156,7 @@ def test_only_full_pages_are_shared_and_only_sequences_that_have_not_begun_adopt
 def test_a_pool_has_no_more_pages_than_asked_for() -> None:
     budget = 5 * page_bytes(GROUPED, torch.float32)
     for most, pages in ((3, 3), (5, 5), (9, 5), (None, 5)):
-        cache = KVCache(
-            GROUPED, budget=budget, most_pages=most, dtype=torch.float32, device=CPU
-        )
+        cache = KVCache(GROUPED, budget=budget, most_pages=most, dtype=torch.float32, device=CPU)
         assert (cache.total_pages, cache.pool.shape[2]) == (pages, pages)
 
 

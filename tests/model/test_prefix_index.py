@@ -73,7 +73,9 @@ class IndexOfTexts(RuleBasedStateMachine):
 
     @rule()
     def evict(self) -> None:
-        idle = [text for text in self.oldest_first if text in self.table and text not in self.held()]
+        idle = [
+            text for text in self.oldest_first if text in self.table and text not in self.held()
+        ]
         if not idle:
             with pytest.raises(KeyError):
                 self.index.evict()

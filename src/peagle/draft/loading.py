@@ -94,9 +94,7 @@ def open_drafter(
     if target.taps != config.taps:
         raise ValueError(f"the target gives taps {target.taps}, the drafter reads {config.taps}")
     name = path.resolve().name if path.is_dir() else path.stem
-    return build_drafter(
-        config, tensors, target, budget=budget, name=name, most_pages=most_pages
-    )
+    return build_drafter(config, tensors, target, budget=budget, name=name, most_pages=most_pages)
 
 
 def build_drafter(

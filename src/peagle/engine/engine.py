@@ -241,7 +241,7 @@ class Engine:
                 writing.append(sequence)
             elif room > 0:
                 if self.prefixes is not None and sequence.cached_tokens is None:
-                    self.prefixes.begin(sequence, self.drafter)
+                    self.prefixes.begin(sequence, self.drafter, self.running)
                 part = sequence.prompt_rows(room)
                 room -= len(part.tokens)
                 prompts.append((sequence, part))

@@ -7,12 +7,13 @@ token behind it is another than before, a page earlier. No features need to be k
 nothing is recomputed by the network; it costs 64 rows of the target in one prompt of 64.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
 
 from peagle.draft.network.drafter import Drafter
 from peagle.engine.sequence import Sequence
 from peagle.model.kv_cache import PAGE_POSITIONS, KVCache
-from peagle.model.prefix_index import page_key
+from peagle.model.prefix_index import CachedPage, page_key
 
 
 class PrefixReuse:
@@ -31,26 +32,52 @@ class PrefixReuse:
         self.queried = 0
         self.hits = 0
 
-    def begin(self, sequence: Sequence, drafter: Drafter | None) -> None:
+    def begin(
+        self, sequence: Sequence, drafter: Drafter | None, running: Iterable[Sequence]
+    ) -> None:
         """Give an answer that has read nothing what is known of its prompt.
 
         At least the prompt's last token stays to be read, for its logits choose the first token.
 
         Args:
             sequence: The answer, for which room is reserved.
-            drafter: The network, if it drafts for this answer.
+            drafter: The network, if there is one.
+            running: Answers that run, whose texts are known as far as they have been read.
         """
         assert sequence.cache is not None
         pages = (len(sequence.prompt_ids) - 1) // PAGE_POSITIONS
         found = self._kv_cache.find(_keys(sequence, 0, pages))
         if drafter is not None and sequence.drafter is not None:
-            slots = drafter.cache.find(_slot_keys(sequence, 0, len(found)))
+            slots = self._slots(sequence, drafter, found, running)
             drafter.adopt(sequence.drafter, slots)
             found = found[: len(slots)]
         self._kv_cache.adopt(sequence.cache, found)
         sequence.cached_tokens = sequence.cache.length
         self.queried += len(sequence.prompt_ids)
         self.hits += sequence.cached_tokens
+
+    def _slots(
+        self,
+        sequence: Sequence,
+        drafter: Drafter,
+        found: SequenceOf[CachedPage],
+        running: Iterable[Sequence],
+    ) -> list[CachedPage]:
+        """Find the network's pages beside those found of the target.
+
+        An answer under way may hold the next page of the target while its slots wait still.
+        """
+        slots = drafter.cache.find(_slot_keys(sequence, 0, len(found)))
+        for other in running:
+            if len(slots) == len(found):
+                break
+            if other.drafter is None or other.cache is None:
+                continue
+            if found[len(slots)] in other.cache.shared[len(slots) : len(slots) + 1]:
+                drafter.fill_pages(other.drafter)
+                self.keep(other, drafter)
+                slots = drafter.cache.find(_slot_keys(sequence, 0, len(found)))
+        return slots
 
     def keep(self, sequence: Sequence, drafter: Drafter | None) -> None:
         """Make the pages that an answer has filled since the last call known."""

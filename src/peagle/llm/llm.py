@@ -336,9 +336,7 @@ class LLM:
             )
         seed = params.seed if params.seed is not None else secrets.randbits(_SEED_BITS)
         sequences = [
-            self._sequence(
-                prompt_ids, params, spec, scope=scope, seed=seed, index=index, room=room
-            )
+            self._sequence(prompt_ids, params, spec, scope=scope, seed=seed, index=index, room=room)
             for index in range(params.n)
         ]
         return Generation(
