@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from peagle.errors import OutOfMemoryBudgetError
-from peagle.model.kv_cache import KVCache, page_bytes, pages_for
+from peagle.model.kv_cache import KVCache, SequenceCache, page_bytes, pages_for
 from tests.model.random_models import CPU, GROUPED
 
 
@@ -68,6 +68,96 @@ def test_a_rewound_sequence_has_its_last_page_as_it_was() -> None:
     cache.rewind(sequence, whole)
     assert sequence.length == 64
     assert cache.pool[:, :, :2].eq(7.0).all()
+
+
+def filled(cache: KVCache, *keys: str) -> SequenceCache:
+    """Open a sequence that computes pages, tells what fills them, and begins another."""
+    sequence = cache.open(64 * len(keys) + 1)
+    cache.take_pages(sequence, 64 * len(keys) + 1)
+    for key in keys:
+        sequence.length += 64
+        cache.share(sequence, key)
+    return sequence
+
+
+def test_pages_outlast_their_sequence_and_are_free_all_the_same() -> None:
+    cache = cache_of(4)
+    first = filled(cache, "a", "b")
+    assert first.pages == [0, 1, 2]
+    assert (cache.free_pages, cache.kept_pages) == (1, 0)
+    cache.close(first)
+    assert (cache.free_pages, cache.kept_pages) == (4, 2)
+    assert cache.used_bytes == 0
+    second = cache.open(192)
+    cache.adopt(second, cache.find(["a", "b", "c"]))
+    assert (second.pages, second.length) == ([0, 1], 128)
+    assert (cache.free_pages, cache.kept_pages) == (1, 0)
+    cache.take_pages(second, 192)
+    assert second.pages == [0, 1, 2]
+    cache.close(second)
+    assert [one.page for one in cache.find(["a", "b", "c"])] == [0, 1]
+
+
+def test_pages_that_several_sequences_hold_count_once() -> None:
+    cache = cache_of(8)
+    first = filled(cache, "a", "b")
+    second, third = cache.open(129), cache.open(65)
+    assert cache.free_pages == 0
+    cache.adopt(second, cache.find(["a", "b"]))
+    assert cache.free_pages == 2
+    cache.adopt(third, cache.find(["a"]))
+    assert cache.free_pages == 3
+    cache.close(first)
+    assert (cache.free_pages, cache.kept_pages) == (4, 0)
+    cache.close(second)
+    assert (cache.free_pages, cache.kept_pages) == (6, 1)
+    cache.close(third)
+    assert (cache.free_pages, cache.kept_pages) == (8, 2)
+
+
+def test_a_page_that_is_known_already_replaces_the_one_computed_again() -> None:
+    cache = cache_of(8)
+    first, second = filled(cache, "a", "b"), filled(cache, "a", "c")
+    assert (first.pages, second.pages) == ([0, 1, 2], [0, 4, 5])
+    assert cache.free_pages == 8 - 5
+    third = cache.open(10)
+    cache.take_pages(third, 10)
+    assert third.pages == [3]
+    for sequence in (first, second, third):
+        cache.close(sequence)
+    assert (cache.free_pages, cache.kept_pages) == (8, 3)
+
+
+def test_room_comes_from_the_text_used_longest_ago_its_end_first() -> None:
+    cache = cache_of(5)
+    for keys in (("a", "b"), ("c", "d"), ("a", "b")):
+        cache.close(filled(cache, *keys))
+    assert (cache.free_pages, cache.kept_pages) == (5, 4)
+    wide = cache.open(320)
+    known = []
+    for positions in (64, 128, 192, 256, 320):
+        cache.take_pages(wide, positions)
+        known.append([len(cache.find(text)) for text in ("ab", "cd")])
+    assert known == [[2, 2], [2, 1], [2, 0], [1, 0], [0, 0]]
+    assert sorted(wide.pages) == [0, 1, 2, 3, 4]
+    assert cache.free_pages == 0
+
+
+def test_only_full_pages_are_shared_and_only_sequences_that_have_not_begun_adopt() -> None:
+    cache = cache_of(4)
+    sequence = filled(cache, "a")
+    sequence.length += 63
+    with pytest.raises(ValueError, match="page 1 of a sequence of 127 is not full"):
+        cache.share(sequence, "b")
+    with pytest.raises(ValueError, match="1 pages for a sequence of 2 that began"):
+        cache.adopt(sequence, cache.find("a"))
+
+
+def test_a_pool_has_no_more_pages_than_asked_for() -> None:
+    budget = 5 * page_bytes(GROUPED, torch.float32)
+    for most, pages in ((3, 3), (5, 5), (9, 5), (None, 5)):
+        cache = KVCache(GROUPED, budget=budget, most_pages=most, dtype=torch.float32, device=CPU)
+        assert (cache.total_pages, cache.pool.shape[2]) == (pages, pages)
 
 
 def test_a_budget_below_one_page_is_refused_with_one_that_would_do() -> None:

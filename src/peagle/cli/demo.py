@@ -28,7 +28,8 @@ def demo(
     from rich.console import Console
     from rich.table import Table
 
-    llm = options.load(speculate=True)
+    # Both answers read the prompt.
+    llm = options.load(speculate=True, prefix_caching=False)
     console = Console(highlight=False)
     console.print(
         f"[bold]{llm.name}[/bold] on {llm.target.device.type} in "

@@ -84,12 +84,15 @@ class ModelOptions:
     backend: BackendOption = "auto"
     threads: ThreadsOption = None
 
-    def load(self, *, speculate: bool, max_concurrent: int | None = None) -> "LLM":
+    def load(
+        self, *, speculate: bool, max_concurrent: int | None = None, prefix_caching: bool = True
+    ) -> "LLM":
         """Load the model.
 
         Args:
             speculate: Whether answers are drafted.
             max_concurrent: Most answers that run at once; None for the usual number.
+            prefix_caching: Whether prompts take over what earlier texts left in the KV cache.
 
         Raises:
             PeagleError: An option is impossible, or the model cannot be loaded.
@@ -119,6 +122,7 @@ class ModelOptions:
             backend=self.backend,
             threads=self.threads,
             max_concurrent=max_concurrent or DEFAULT_MAX_CONCURRENT,
+            prefix_caching=prefix_caching,
         )
 
 

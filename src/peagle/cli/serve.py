@@ -50,6 +50,12 @@ class ServeOptions(ModelOptions):
         ),
     ] = DEFAULT_MODEL
     no_speculation: NoSpeculationOption = False
+    no_prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--no-prefix-caching", help="Read every prompt anew, whatever was read before."
+        ),
+    ] = False
     host: Annotated[str, typer.Option(help="Address to listen at.")] = _USUAL.host
     port: Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.")] = _USUAL.port
     api_key: Annotated[
@@ -132,7 +138,9 @@ def serve(options: ServeOptions, *, context: typer.Context) -> None:
     name = resolve(options.model).name
     run(
         lambda: options.load(
-            speculate=not options.no_speculation, max_concurrent=options.max_concurrent
+            speculate=not options.no_speculation,
+            max_concurrent=options.max_concurrent,
+            prefix_caching=not options.no_prefix_caching,
         ),
         settings,
         [name, options.model, *settings.served_model_names],

@@ -18,6 +18,7 @@ def as_object(result: Result, llm: LLM) -> dict[str, Any]:
         "usage": {
             "prompt_tokens": len(result.prompt_token_ids),
             "completion_tokens": completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
         },
         "dtype": str(llm.target.dtype).removeprefix("torch."),
         "quantization": llm.target.quantization,
@@ -47,7 +48,7 @@ def as_table(result: Result, llm: LLM) -> Table:
         "target passes": f"{statistics.target_passes}",
         "drafter passes": f"{statistics.draft_passes}",
         "draft tokens": f"{statistics.drafted_tokens}, accepted {statistics.accepted_tokens}",
-        "prompt": f"{len(result.prompt_token_ids)} tokens",
+        "prompt": f"{len(result.prompt_token_ids)} tokens, {result.cached_tokens} of them cached",
         "answer": f"{len(result.token_ids)} tokens, ended by {result.finish_reason}",
         "computed in": f"{llm.target.precision}, {llm.target.backend}",
         "load": f"{llm.load_s:.2f} s",

@@ -73,7 +73,9 @@ def load_weights(
     return load_drafter(path)
 
 
-def open_drafter(path: Path, target: Target, fingerprint: str, *, budget: int) -> Drafter:
+def open_drafter(
+    path: Path, target: Target, fingerprint: str, *, budget: int, most_pages: int | None = None
+) -> Drafter:
     """Open a drafter for a target that gives the features it reads.
 
     Args:
@@ -81,6 +83,7 @@ def open_drafter(path: Path, target: Target, fingerprint: str, *, budget: int) -
         target: The target, made with the taps of `read_taps(path)`.
         fingerprint: `Tokenizer.fingerprint` of the target.
         budget: Most bytes the drafter's KV cache may take.
+        most_pages: Most pages that it has.
 
     Raises:
         CheckpointError: It is missing, damaged, or made for another target.
@@ -91,7 +94,7 @@ def open_drafter(path: Path, target: Target, fingerprint: str, *, budget: int) -
     if target.taps != config.taps:
         raise ValueError(f"the target gives taps {target.taps}, the drafter reads {config.taps}")
     name = path.resolve().name if path.is_dir() else path.stem
-    return build_drafter(config, tensors, target, budget=budget, name=name)
+    return build_drafter(config, tensors, target, budget=budget, name=name, most_pages=most_pages)
 
 
 def build_drafter(
@@ -101,6 +104,7 @@ def build_drafter(
     *,
     budget: int,
     name: str,
+    most_pages: int | None = None,
 ) -> Drafter:
     """Make a drafter of weights, of the method that its configuration is for.
 
@@ -110,6 +114,7 @@ def build_drafter(
         target: The target whose features it reads.
         budget: Most bytes its KV cache may take.
         name: What reports call it.
+        most_pages: Most pages that its KV cache has.
 
     Raises:
         OutOfMemoryBudgetError: Not even one page of the KV cache fits in the budget.
@@ -117,9 +122,10 @@ def build_drafter(
     compute = _compute(config, tensors, target)
     if isinstance(config, PEagleConfig):
         peagle = PEagleNetwork(config, tensors, compute, embedding=target.embedding)
-        return PEagleDrafter(peagle, budget=budget, name=name)
+        return PEagleDrafter(peagle, budget=budget, name=name, most_pages=most_pages)
     if isinstance(config, Eagle3Config):
-        return Eagle3Drafter(Eagle3Network(config, tensors, compute), budget=budget, name=name)
+        eagle3 = Eagle3Network(config, tensors, compute)
+        return Eagle3Drafter(eagle3, budget=budget, name=name, most_pages=most_pages)
     raise TypeError(f"no drafter has a {type(config).__name__}")
 
 

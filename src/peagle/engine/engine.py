@@ -15,6 +15,7 @@ from peagle.draft.network.native_compute import NativeCompute
 from peagle.engine.arranging import TreeArranger
 from peagle.engine.costs import StepCosts
 from peagle.engine.observed_costs import ObservedCosts
+from peagle.engine.prefix_reuse import PrefixReuse
 from peagle.engine.sequence import Sequence
 from peagle.engine.step_seconds import StepSeconds
 from peagle.engine.verification import Walk, verify
@@ -52,8 +53,10 @@ class Engine:
         kv_cache: Where the running answers' keys and values are kept.
         drafter: The drafter network, if the model has one.
         max_concurrent: Most answers that run at once; others wait.
+        prefix_caching: Whether prompts that begin as earlier texts take over keys and values.
 
     Attributes:
+        prefixes: What is taken over, and how often; None where nothing is.
         costs: What steps cost, for adaptive trees, corrected step by step where they are
             `ObservedCosts`; None pins the shape of every tree.
         seconds: Where the time of all steps so far went.
@@ -65,11 +68,14 @@ class Engine:
         kv_cache: KVCache,
         drafter: Drafter | None = None,
         max_concurrent: int = DEFAULT_MAX_CONCURRENT,
+        *,
+        prefix_caching: bool = True,
     ) -> None:
         self.target = target
         self.kv_cache = kv_cache
         self.drafter = drafter
         self.max_concurrent = max_concurrent
+        self.prefixes = PrefixReuse(kv_cache) if prefix_caching else None
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.costs: StepCosts | ObservedCosts | None = None
@@ -137,6 +143,9 @@ class Engine:
                 one.sequence.take(one.walked, one.logits, one.features)
             if one.sequence.finished:
                 self._close(one.sequence)
+        if self.prefixes is not None:
+            for sequence, _ in rows:
+                self.prefixes.keep(sequence, self.drafter)
         seconds.steps += 1
         seconds.scheduling += scheduled - began - (seconds.drafting - arranging)
         seconds.planning += output.planning_s
@@ -207,10 +216,14 @@ class Engine:
     def _drafter_of(self, sequence: Sequence) -> Drafter | None:
         """The network, if it drafts for this answer."""
         drafter = self.drafter
-        return drafter if drafter is not None and sequence.spec.method == drafter.method else None
+        if drafter is None or sequence.spec.method != drafter.method:
+            return None
+        return drafter if drafter.reads(len(sequence.prompt_ids)) else None
 
     def _close(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        if self.prefixes is not None:
+            self.prefixes.end(sequence, self.drafter)
         if sequence.cache is not None:
             self.kv_cache.close(sequence.cache)
             sequence.cache = None
@@ -227,6 +240,8 @@ class Engine:
             if not sequence.prefilling:
                 writing.append(sequence)
             elif room > 0:
+                if self.prefixes is not None and sequence.cached_tokens is None:
+                    self.prefixes.begin(sequence, self.drafter, self.running)
                 part = sequence.prompt_rows(room)
                 room -= len(part.tokens)
                 prompts.append((sequence, part))

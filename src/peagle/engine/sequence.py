@@ -1,7 +1,7 @@
 """One answer on its way: what it has read, written and drafted so far."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -56,12 +56,15 @@ class Sequence:
         chooser: The target's choice at a node.
         stops: When the answer ends; holds its text.
         proposer: The text sources and the tree; None without speculation.
+        scope: Whose text it is: only texts of the same scope share keys and values.
         output_ids: Tokens written so far.
         origins: How each of them came about.
         logprobs: What the model thought of each, if that was asked for.
         statistics: What speculation did.
         cache: Its keys and values; None while it waits and after it ended.
         drafter: The drafter network's state; None where no network drafts.
+        cached_tokens: Tokens of the prompt whose keys and values were there already; None until
+            its reading begins.
         tree: The drafts being verified in this step.
         newest: Tokens that the latest step wrote.
         expectation: What its draft tokens have been worth.
@@ -78,12 +81,14 @@ class Sequence:
     chooser: TokenChooser
     stops: StopRule
     proposer: Proposer | None
+    scope: Hashable = None
     output_ids: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     statistics: SpeculationStatistics = field(default_factory=SpeculationStatistics)
     cache: SequenceCache | None = None
     drafter: DrafterState | None = None
+    cached_tokens: int | None = None
     tree: CandidateTree = field(default_factory=CandidateTree)
     newest: int = 0
     expectation: Expectation = field(default_factory=Expectation)
@@ -106,6 +111,13 @@ class Sequence:
     def depth_limit(self) -> int:
         """Most draft tokens that can still be accepted before the length limit."""
         return self.stops.remaining - 1
+
+    def tokens(self, first: int, last: int) -> list[int]:
+        """Tokens `first` to `last - 1` of prompt and answer."""
+        behind = len(self.prompt_ids)
+        if last <= behind:
+            return self.prompt_ids[first:last]
+        return self.prompt_ids[first:] + self.output_ids[max(0, first - behind) : last - behind]
 
     def prompt_rows(self, most: int) -> SequenceRows:
         """Up to `most` next tokens of the prompt; the last row of all is asked for logits."""

@@ -47,6 +47,11 @@ class Generation:
         return all(sequence.finished for sequence in self.sequences)
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that its first answer did not have to read."""
+        return self.sequences[0].cached_tokens or 0
+
+    @property
     def result(self) -> Result:
         """The answers, which must all have ended.
 
@@ -59,6 +64,7 @@ class Generation:
         choices = [_choice(index, sequence) for index, sequence in enumerate(self.sequences)]
         return Result(
             prompt_token_ids=self.sequences[0].prompt_ids,
+            cached_tokens=self.cached_tokens,
             choices=choices,
             method=self.sequences[0].spec.method or "none",
             seed=self._seed,

@@ -3,7 +3,7 @@
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,6 +61,8 @@ class LLM:
         kv_cache_bytes: Memory for keys and values; None takes a quarter of what is free, at most
             4 GiB.
         max_concurrent: Most answers that run at once.
+        prefix_caching: Whether prompts that begin as earlier texts take over keys and values; the
+            KV cache then fills its memory.
 
     Attributes:
         name: The model's name.
@@ -86,6 +88,7 @@ class LLM:
         threads: int | None = None,
         kv_cache_bytes: int | None = None,
         max_concurrent: int = DEFAULT_MAX_CONCURRENT,
+        prefix_caching: bool = True,
     ) -> None:
         started = time.perf_counter()
         told = ParallelDraftingSpec.parse(parallel_drafting_spec)
@@ -135,15 +138,21 @@ class LLM:
             else None
         )
         budget = kv_cache_bytes if kv_cache_bytes is not None else _default_cache_bytes()
+        kv_cache = self.target.new_cache(budget)
         network = (
-            open_drafter(chosen, self.target, self.tokenizer.fingerprint(), budget=budget)
+            open_drafter(
+                chosen, self.target, self.tokenizer.fingerprint(), budget=budget,
+                most_pages=kv_cache.total_pages,
+            )
             if chosen is not None
             else None
-        )
+        )  # fmt: skip
         self._prior = MixturePrior.load().with_network(
             read_network_weights(chosen) if chosen is not None else None
         )
-        self.engine = Engine(self.target, self.target.new_cache(budget), network, max_concurrent)
+        self.engine = Engine(
+            self.target, kv_cache, network, max_concurrent, prefix_caching=prefix_caching
+        )
         usual = resolved.entry.default_spec.model_dump() if resolved.entry else {}
         if drafter is not None:
             # The catalog's method is that of its own drafter, or of none.
@@ -247,6 +256,7 @@ class LLM:
         *,
         parallel_drafting_spec: ParallelDraftingSpec | Mapping[str, Any] | str | None = None,
         parallel_drafting: bool = True,
+        scope: Hashable = None,
     ) -> Generation:
         """Check a request and make it ready, without queueing it; any thread may do so.
 
@@ -255,6 +265,8 @@ class LLM:
             params: How tokens are chosen; greedy if None.
             parallel_drafting_spec: How drafts are made, instead of the model's own way.
             parallel_drafting: False turns speculation off.
+            scope: Who asks: a prompt takes over keys and values of texts of the same scope only,
+                as its time to the first token tells what others wrote.
 
         Raises:
             PeagleError: The prompt or a setting is impossible.
@@ -262,7 +274,7 @@ class LLM:
         spec = self._effective_spec(
             ParallelDraftingSpec.parse(parallel_drafting_spec), parallel_drafting=parallel_drafting
         )
-        return self._begin(prompt, params or SamplingParams(), spec)
+        return self._begin(prompt, params or SamplingParams(), spec, scope)
 
     def queue(self, generation: Generation) -> None:
         """Queue a request that was made ready.
@@ -304,7 +316,11 @@ class LLM:
         return None if form is None else self._grammars.compile(form)
 
     def _begin(
-        self, prompt: Prompt, params: SamplingParams, spec: ParallelDraftingSpec
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        spec: ParallelDraftingSpec,
+        scope: Hashable = None,
     ) -> Generation:
         """Check a request and make its sequences, without queueing them."""
         prompt_ids = self.encode(prompt)
@@ -335,7 +351,14 @@ class LLM:
         grammar = self.grammar(params)
         sequences = [
             self._sequence(
-                prompt_ids, params, spec, seed=seed, index=index, room=room, grammar=grammar
+                prompt_ids,
+                params,
+                spec,
+                scope=scope,
+                seed=seed,
+                index=index,
+                room=room,
+                grammar=grammar,
             )
             for index in range(params.n)
         ]
@@ -356,6 +379,7 @@ class LLM:
         params: SamplingParams,
         spec: ParallelDraftingSpec,
         *,
+        scope: Hashable,
         seed: int,
         index: int,
         room: int,
@@ -385,6 +409,7 @@ class LLM:
             proposer=None
             if spec.method == "none"
             else new_proposer(prompt_ids, spec=spec, corpus=self._corpus, prior=self._prior),
+            scope=scope,
         )
 
     def _know_costs(self, spec: ParallelDraftingSpec) -> None:

@@ -62,6 +62,8 @@ class Result:
 
     Attributes:
         prompt_token_ids: The prompt as the model read it.
+        cached_tokens: Tokens at its beginning that an earlier text shares, and that were not read
+            again.
         choices: The answers, by index.
         method: How drafts were made: `peagle`, `lookup` or `none`.
         seed: What sampling drew with; give it again to get the same answers.
@@ -69,6 +71,7 @@ class Result:
     """
 
     prompt_token_ids: list[int]
+    cached_tokens: int
     choices: list[Choice]
     method: Method
     seed: int

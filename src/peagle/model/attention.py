@@ -444,7 +444,9 @@ def _blocks(part: PassPart) -> list[_Block]:
 
 
 def _reads_in_place(pages: npt.NDArray[np.int64]) -> bool:
-    """Whether pages, each named once, lie close enough together to be read where they are."""
+    """Whether pages lie close enough together to be read where they are, and each is named once."""
+    if len(np.unique(pages)) < len(pages):
+        return False
     run = int(pages.max() - pages.min()) + 1
     return run - len(pages) <= MOST_IDLE_PAGES * run
 

@@ -90,6 +90,7 @@ class Answering:
             ApiError: The body is wrong, or the server cannot take it now.
         """
         llm = self.service.llm
+        client = request.state.client
         body = await read_body(request, self._settings.max_body_bytes)
 
         def prepared() -> tuple[Form, Any, list[Generation]]:
@@ -98,12 +99,12 @@ class Answering:
             asking: Any = checked(chosen.body, fields)
             if asking.model is not None:
                 self.check_model(asking.model)
-            return chosen, asking, asking.generations(llm)
+            return chosen, asking, asking.generations(llm, client)
 
         chosen, asking, generations = await asyncio.to_thread(prepared)
         model = asking.model or self.names[0]
         note_prompt(request, model, asking, generations)
-        asked = Asked(self.service, generations, request.state.client)
+        asked = Asked(self.service, generations, client)
         writer = chosen.writer(asking, llm, model, generations)
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001

@@ -25,8 +25,12 @@ class Asking(Protocol):
         """What is to be answered."""
         ...
 
-    def generations(self, llm: LLM) -> list[Generation]:
+    def generations(self, llm: LLM, client: str) -> list[Generation]:
         """Make the request ready for the engine.
+
+        Args:
+            llm: The model.
+            client: Who asks; what others wrote shortens nobody's wait.
 
         Raises:
             ApiError: It is impossible.

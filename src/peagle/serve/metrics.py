@@ -49,10 +49,17 @@ class EngineMetrics:
         ProcessCollector(registry=self.registry)
         self._model = model
         self._accepted: dict[EngineSequence, int] = {}
+        self._queried = self._hits = 0
         self._running = self._gauge("num_requests_running", "Requests that the engine works on.")
         self._waiting = self._gauge("num_requests_waiting", "Requests that wait.")
         self._kv_usage = self._gauge(
             "kv_cache_usage_perc", "Share of the KV cache that is reserved; 1 is all of it."
+        )
+        self._prefix_queries = self._counter(
+            "prefix_cache_queries", "Tokens of prompts that were looked up in the KV cache."
+        )
+        self._prefix_hits = self._counter(
+            "prefix_cache_hits", "Tokens of prompts that were there, and were not read again."
         )
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts read.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens written.")
@@ -109,6 +116,10 @@ class EngineMetrics:
         self._running.set(len(engine.running))
         self._waiting.set(waiting + len(engine.waiting))
         self._kv_usage.set(1 - engine.kv_cache.free_pages / engine.kv_cache.total_pages)
+        if engine.prefixes is not None:
+            self._prefix_queries.inc(engine.prefixes.queried - self._queried)
+            self._prefix_hits.inc(engine.prefixes.hits - self._hits)
+            self._queried, self._hits = engine.prefixes.queried, engine.prefixes.hits
         for sequence in wrote:
             if sequence.error is None:
                 self._wrote(sequence)

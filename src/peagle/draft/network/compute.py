@@ -44,8 +44,8 @@ class NetworkCompute(Protocol):
         """Most rows one pass over the weights takes."""
         ...
 
-    def new_cache(self, budget: int) -> KVCache:
-        """Make a KV cache of at most `budget` bytes."""
+    def new_cache(self, budget: int, most_pages: int | None = None) -> KVCache:
+        """Make a KV cache of at most `budget` bytes, and of at most so many pages."""
         ...
 
     def fused(self, features: torch.Tensor) -> torch.Tensor:

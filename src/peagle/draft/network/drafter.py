@@ -11,6 +11,7 @@ from peagle.draft.distributions import LevelDistributions, NetworkDistributions
 from peagle.draft.network.state import DrafterState
 from peagle.draft.network.trunk import DraftNetwork, SlotRows, keep_slots
 from peagle.model.kv_cache import PAGE_POSITIONS, pages_for
+from peagle.model.prefix_index import CachedPage
 from peagle.spec import NetworkMethod
 
 _NOTHING: Final = NetworkDistributions([])
@@ -41,6 +42,7 @@ class Drafter(ABC):
         network: The network.
         budget: Most bytes its KV cache may take.
         name: What reports call it.
+        most_pages: Most pages that its KV cache has, where the target's has no more.
 
     Attributes:
         network: As given.
@@ -51,10 +53,12 @@ class Drafter(ABC):
         OutOfMemoryBudgetError: Not even one page of the KV cache fits in the budget.
     """
 
-    def __init__(self, network: DraftNetwork, *, budget: int, name: str) -> None:
+    def __init__(
+        self, network: DraftNetwork, *, budget: int, name: str, most_pages: int | None = None
+    ) -> None:
         self.network = network
         self.name = name
-        self.cache = network.compute.new_cache(budget)
+        self.cache = network.compute.new_cache(budget, most_pages)
 
     @property
     def method(self) -> NetworkMethod:
@@ -75,6 +79,10 @@ class Drafter(ABC):
         """Pages that a sequence of so many positions takes."""
         return pages_for(self._limit(positions))
 
+    def reads(self, prompt: int) -> bool:
+        """Whether a prompt of so many tokens is within the drafter's context."""
+        return prompt <= self.network.config.decoder.context_length
+
     def fits(self, positions: int) -> bool:
         """Whether a sequence of so many positions can be opened now."""
         return self.cache.fits(self._limit(positions))
@@ -88,6 +96,20 @@ class Drafter(ABC):
         """
         limit = self._limit(positions)
         return DrafterState(self.cache.open(limit), limit, self.network.config.feature_size)
+
+    def adopt(self, state: DrafterState, pages: Sequence[CachedPage]) -> None:
+        """Begin a sequence with slots that were just found in the KV cache."""
+        self.cache.adopt(state.cache, pages)
+        state.observed = state.cache.length
+
+    def fill_pages(self, state: DrafterState) -> None:
+        """Compute waiting slots of a sequence as far as they fill pages of the KV cache."""
+        while waiting := state.waiting:
+            behind = state.observed // PAGE_POSITIONS * PAGE_POSITIONS - state.cache.length
+            if behind <= 0:
+                return
+            slots = [state.take(min(waiting, behind, self.rows_per_pass))]
+            keep_slots(self.network.read(self.cache, slots, [0]), slots)
 
     def close(self, state: DrafterState) -> None:
         """Give a sequence's memory back."""

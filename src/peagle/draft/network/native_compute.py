@@ -122,9 +122,15 @@ class NativeCompute:
         """Most rows one pass over the weights takes."""
         return _ROWS_PER_PASS
 
-    def new_cache(self, budget: int) -> KVCache:
-        """Make a KV cache of at most `budget` bytes; keys lie transposed within its pages."""
-        return KVCache(self.config.decoder, budget=budget, dtype=torch.float32, device=_CPU)
+    def new_cache(self, budget: int, most_pages: int | None = None) -> KVCache:
+        """Make a KV cache (`NetworkCompute.new_cache`); keys lie transposed within its pages."""
+        return KVCache(
+            self.config.decoder,
+            budget=budget,
+            most_pages=most_pages,
+            dtype=torch.float32,
+            device=_CPU,
+        )
 
     def fused(self, features: torch.Tensor) -> torch.Tensor:
         """Fuse `features` to hidden states (`NetworkCompute.fused`)."""

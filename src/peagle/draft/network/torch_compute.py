@@ -85,10 +85,16 @@ class TorchCompute:
         """Most rows one pass over the weights takes."""
         return self.planner.ladder.largest
 
-    def new_cache(self, budget: int) -> KVCache:
-        """Make a KV cache of at most `budget` bytes, float32 on a CPU as the target's."""
+    def new_cache(self, budget: int, most_pages: int | None = None) -> KVCache:
+        """Make a KV cache (`NetworkCompute.new_cache`), float32 on a CPU as the target's."""
         dtype = torch.float32 if self.device.type == "cpu" else self.dtype
-        return KVCache(self.config.decoder, budget=budget, dtype=dtype, device=self.device)
+        return KVCache(
+            self.config.decoder,
+            budget=budget,
+            most_pages=most_pages,
+            dtype=dtype,
+            device=self.device,
+        )
 
     @torch.inference_mode()
     def fused(self, features: torch.Tensor) -> torch.Tensor:

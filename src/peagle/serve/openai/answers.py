@@ -115,7 +115,7 @@ class AnswerWriter:
             **self._speculation(),
         }
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """Count tokens."""
         prompt = sum(len(one.sequences[0].prompt_ids) for one in self._generations)
         written = self.tokens.total()
@@ -123,6 +123,9 @@ class AnswerWriter:
             "prompt_tokens": prompt,
             "completion_tokens": written,
             "total_tokens": prompt + written,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(one.cached_tokens for one in self._generations)
+            },
         }
 
     def _finish_reason(self, index: int, reason: FinishReason | None) -> str | None:  # noqa: ARG002

@@ -209,8 +209,12 @@ class GenerationRequest(BaseModel):
             told["structured_outputs"] = form
         return SamplingParams(**told)
 
-    def generations(self, llm: LLM) -> list[Generation]:
+    def generations(self, llm: LLM, client: str) -> list[Generation]:
         """Make the request ready for the engine.
+
+        Args:
+            llm: The model.
+            client: Who asks; what others wrote shortens nobody's wait.
 
         Raises:
             ApiError: It is impossible.
@@ -223,7 +227,7 @@ class GenerationRequest(BaseModel):
         try:
             params = self.params(llm)
             return [
-                llm.prepare(prompt, params, parallel_drafting_spec=spec)
+                llm.prepare(prompt, params, parallel_drafting_spec=spec, scope=client)
                 for prompt in self.prompts()
             ]
         except PeagleError as error:

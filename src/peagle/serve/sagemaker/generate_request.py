@@ -94,8 +94,8 @@ class GenerateRequest(BaseModel):
         """What is to be answered: text, taken as it is."""
         return [{"prompt": text} for text in self.texts()]
 
-    def generations(self, llm: LLM) -> list[Generation]:
-        """Make the request ready for the engine.
+    def generations(self, llm: LLM, client: str) -> list[Generation]:
+        """Make the request ready for the engine (`forms.Asking.generations`).
 
         Raises:
             ApiError: It is impossible.
@@ -113,7 +113,7 @@ class GenerateRequest(BaseModel):
             **{name: value for name, value in fields.items() if value is not None},
         )
         try:
-            return completion.generations(llm)
+            return completion.generations(llm, client)
         except ApiError as error:
             field = error.param
             if field is not None:

@@ -20,6 +20,8 @@ class OurEngine:
             corpus=settings["corpus"],
             threads=settings["threads"],
             max_concurrent=settings["max_concurrent"],
+            # Every repetition reads its prompts anew.
+            prefix_caching=False,
             **settings["precision"],
         )
 
