@@ -14,7 +14,8 @@ BUDGET = 64 << 20
 
 
 def tokens_of(length: int, seed: int, vocab_size: int = GROUPED.vocab_size) -> list[int]:
-    return [random.Random(seed).randrange(vocab_size) for _ in range(length)]
+    chance = random.Random(seed)
+    return [chance.randrange(vocab_size) for _ in range(length)]
 
 
 def read_plainly(target: Target, cache: KVCache, tokens: list[int]) -> torch.Tensor:
