@@ -50,15 +50,8 @@ def write_model(
     config = model.config
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    describe(writer, config)
     rope = config.rope_parameters
-    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if getattr(config, "head_dim", None):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
@@ -73,10 +66,37 @@ def write_model(
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     for key, value in settings.items():
         getattr(writer, f"add_{key}")(value)
+    write_weights(writer, model, architecture, packing)
+
+
+def describe(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Write what is told of every architecture."""
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+
+
+def write_weights(
+    writer: gguf.GGUFWriter,
+    model: PreTrainedModel,
+    architecture: str,
+    packing: gguf.GGMLQuantizationType,
+    leave_out: str = "",
+) -> None:
+    """Write the weights of a transformers model, its matrices packed, and close the file."""
+    config = model.config
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         for stored, values in _converted(name, weight, architecture, config):
+            if stored == leave_out:
+                continue
             kind = packing if values.ndim > 1 else gguf.GGMLQuantizationType.F32
             packed = gguf.quantize(np.ascontiguousarray(values.numpy()), kind)
             writer.add_tensor(stored, packed, raw_dtype=kind)

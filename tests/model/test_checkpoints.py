@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -19,25 +18,13 @@ from peagle.model.gguf_checkpoint import GGUFCheckpoint
 from peagle.model.loading import choose_device, choose_dtype
 from peagle.model.prepared import open_checkpoint, prepared_folder
 from peagle.model.rope import inverse_frequencies, pair_neighbours
+from tests.model.gguf_files import describe, write_weights
 from tests.model.random_models import CPU, FAMILIES, GROUPED, LLAMA3, reference_model
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEAGLE_CACHE", str(tmp_path / "cache"))
-
-
-NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 
 
 def write_gguf(
@@ -49,50 +36,17 @@ def write_gguf(
     **metadata: Any,
 ) -> dict[str, torch.Tensor]:
     """Write a random model as llama.cpp's converter would, its matrices packed."""
-    state = reference_model(config).state_dict()
+    model = reference_model(config)
     writer = gguf.GGUFWriter(path, metadata.pop("architecture", "llama"))
-    writer.add_block_count(config.num_layers)
-    writer.add_context_length(config.context_length)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_theta)
+    describe(writer, model.config)
     for key, value in metadata.items():
         getattr(writer, f"add_{key}")(value)
     if config.rope_scaling is not None:
         plain = inverse_frequencies(config.head_dim, config.rope_theta, None)
         scaled = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         writer.add_tensor("rope_freqs.weight", (plain / scaled).numpy())
-    tops = {
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
-    }
-    for name, weight in state.items():
-        if name == "lm_head.weight" and config.tied_embeddings:
-            continue
-        if name in tops:
-            stored = tops[name]
-        else:
-            _, _, layer, *part, kind = name.split(".")
-            stored = f"blk.{layer}.{NAMES['.'.join(part)]}.{kind}"
-        if stored == leave_out:
-            continue
-        values = weight
-        if ".attn_q." in stored:
-            values = pair_neighbours(weight, config.num_heads)
-        if ".attn_k." in stored:
-            values = pair_neighbours(weight, config.num_kv_heads)
-        kind = packing if values.ndim > 1 else gguf.GGMLQuantizationType.F32
-        packed = gguf.quantize(np.ascontiguousarray(values.numpy()), kind)
-        writer.add_tensor(stored, packed, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return state
+    write_weights(writer, model, "llama", packing, leave_out)
+    return model.state_dict()
 
 
 def write_folder(folder: Path, config: DecoderConfig, **changes: Any) -> dict[str, torch.Tensor]:

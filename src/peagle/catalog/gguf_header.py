@@ -90,7 +90,7 @@ def check_gguf(file: Path, shown: str | None = None) -> None:
     """
     name = shown or str(file)
     header = read_gguf_header(file, shown)
-    _refuse_other_purpose(name, header.metadata)
+    refuse_other_purpose(name, header.metadata)
     parts = header.metadata.get("split.count", 1)
     if isinstance(parts, int) and parts > 1:
         raise UnsupportedError(
@@ -106,7 +106,16 @@ def check_gguf(file: Path, shown: str | None = None) -> None:
         )
 
 
-def _refuse_other_purpose(name: str, metadata: Mapping[str, Any]) -> None:
+def refuse_other_purpose(name: str, metadata: Mapping[str, Any]) -> None:
+    """Refuse a file that is something beside a language model.
+
+    Args:
+        name: The file, as errors call it.
+        metadata: Its metadata.
+
+    Raises:
+        UnsupportedError: It is a vision part or an adapter.
+    """
     kind = metadata.get("general.type", "model")
     if kind == "mmproj" or metadata.get("general.architecture") == "clip":
         what = "the vision part of a model (mmproj)"

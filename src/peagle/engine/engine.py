@@ -102,7 +102,8 @@ class Engine:
         """
         if not self._native:
             return self._step()
-        # Joining features would wake torch's threads, which then keep a core from the native ones.
+        # Choosing and joining features would wake torch's threads, which then keep a core from the
+        # native ones.
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:

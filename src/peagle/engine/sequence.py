@@ -152,9 +152,7 @@ class Sequence:
             self.proposer.extend(walked.emitted)
         if self.drafter is not None and features is not None:
             verified = features[-len(logits) :]
-            chosen = torch.tensor(walked.rows, device=verified.device)
-            # Not by brackets: those wake torch's threads, which then stand in the next pass's way.
-            self.drafter.observe(walked.emitted, verified.index_select(0, chosen))
+            self.drafter.observe(walked.emitted, verified[walked.rows])
 
     def read_prompt(self, part: SequenceRows, features: torch.Tensor) -> None:
         """Let the drafter network know a chunk of the prompt, all but what is followed by output.

@@ -197,7 +197,7 @@ class LLM:
         ]
         try:
             for generation in generations:
-                self._add(generation.sequences)
+                self.queue(generation)
             while not all(generation.finished for generation in generations):
                 self.step()
         finally:
@@ -266,7 +266,11 @@ class LLM:
         Raises:
             OutOfMemoryBudgetError: It could never fit in the KV cache.
         """
-        self._add(generation.sequences)
+        with self._lock:
+            for sequence in generation.sequences:
+                self._know_costs(sequence.spec)
+            for sequence in generation.sequences:
+                self.engine.add(sequence)
 
     def step(self) -> list[EngineSequence]:
         """Advance all running answers by one step; give those that wrote something or failed."""
@@ -390,13 +394,6 @@ class LLM:
             lambda costs: target_costs_hold(self.target, costs),
         )
         engine.costs = ObservedCosts(measured)
-
-    def _add(self, sequences: Sequence[EngineSequence]) -> None:
-        with self._lock:
-            for sequence in sequences:
-                self._know_costs(sequence.spec)
-            for sequence in sequences:
-                self.engine.add(sequence)
 
     def _effective_spec(
         self, told: ParallelDraftingSpec, *, parallel_drafting: bool

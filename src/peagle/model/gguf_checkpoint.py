@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from peagle.catalog.gguf_header import read_gguf_header
 from peagle.errors import UnsupportedError
 from peagle.model.config import DecoderConfig
+from peagle.model.families.phi3 import fused_parts
 from peagle.model.folder_checkpoint import require_shape
 from peagle.model.gguf_config import GGUFConfig
 from peagle.model.gguf_names import weights_of
@@ -85,23 +86,14 @@ class GGUFCheckpoint:
             UnsupportedError: As in `stored`.
         """
         config = self.config
-        width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        fused = {
-            "qkv_proj.weight": {"q_proj": width, "k_proj": kv_width, "v_proj": kv_width},
-            "gate_up_proj.weight": dict.fromkeys(
-                ("gate_proj", "up_proj"), config.intermediate_size
-            ),
-        }
         for name, stored in self.stored():
-            at, _, part = name.rpartition(".weight")[0].rpartition(".")
             weight = replace(stored, added=0.0)
-            sizes = fused.get(f"{part}.weight", {})
-            if not sizes:
+            parts = fused_parts(name, config)
+            if not parts:
                 yield name, weight
                 continue
-            require_shape(name, weight.shape, (sum(sizes.values()), config.hidden_size))
-            for own, piece in zip(sizes, weight.cut([*sizes.values()]), strict=True):
-                yield f"{at}.{own}.weight", piece
+            require_shape(name, weight.shape, (sum(parts.values()), config.hidden_size))
+            yield from zip(parts, weight.cut([*parts.values()]), strict=True)
 
     def packed(self, weight: GGUFWeight) -> NDArray[np.uint8]:
         """Read a weight as it is packed, `[rows, bytes]`, in Hugging Face's row order."""

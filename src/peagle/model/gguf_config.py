@@ -10,23 +10,17 @@ from typing import Any, Final
 
 import torch
 
-from peagle.catalog.gguf_header import GGUFHeader, GGUFTensor
+from peagle.catalog.gguf_header import GGUFHeader, GGUFTensor, refuse_other_purpose
 from peagle.errors import CheckpointError, UnsupportedError
 from peagle.model.config import RopeScaling
+from peagle.model.families import BY_NAME, Family
 from peagle.model.gguf_names import ARCHITECTURES
 from peagle.model.rope import inverse_frequencies
 
 Config = dict[str, Any]
 
-_NAMES: Final[Mapping[str, tuple[str, str]]] = {
-    "llama": ("LlamaForCausalLM", "llama"),
-    "smollm3": ("SmolLM3ForCausalLM", "smollm3"),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
-    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
-    "phi3": ("Phi3ForCausalLM", "phi3"),
-}
+# By what llama.cpp calls them, where that is no family's own name.
+_FAMILY_NAMES: Final[Mapping[str, str]] = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
 _EMBEDDING: Final = "token_embd.weight"
 _LLAMA3_DIVISORS: Final = "rope_freqs.weight"
 _GEMMA3_27B_LAYERS: Final = 62
@@ -60,12 +54,7 @@ class GGUFConfig:
         found = self._metadata.get("general.architecture")
         if found in ARCHITECTURES:
             return str(found)
-        if found == "clip" or self._metadata.get("general.type") == "mmproj":
-            raise UnsupportedError(
-                f"{self._path} is the vision part of a model (mmproj), not its language model.",
-                remedy="Give the GGUF file of the language model; images are not supported.",
-                field="general.architecture",
-            )
+        refuse_other_purpose(str(self._path), self._metadata)
         raise UnsupportedError(
             f"{self._path} holds a model of the architecture {found!r}, which is not supported.",
             remedy=f"GGUF files of these run: {', '.join(ARCHITECTURES)} "
@@ -101,11 +90,10 @@ class GGUFConfig:
                 remedy="Of mixtures, qwen3moe runs.",
                 field=f"{architecture}.expert_count",
             )
-        name, model_type = _NAMES[architecture]
+        family = BY_NAME[_FAMILY_NAMES.get(architecture, architecture)]
         theta = self._real("rope.freq_base", 10_000.0)
         config: Config = {
-            "architectures": [name],
-            "model_type": model_type,
+            **_named(family),
             "vocab_size": self._tensors[_EMBEDDING].shape[0],
             "hidden_size": hidden,
             "intermediate_size": self._whole("feed_forward_length"),
@@ -135,11 +123,7 @@ class GGUFConfig:
         window = self._whole("attention.sliding_window", 0)
         if not window:
             return {}
-        return {
-            "architectures": ["MistralForCausalLM"],
-            "model_type": "mistral",
-            "sliding_window": window,
-        }
+        return {**_named(BY_NAME["mistral"]), "sliding_window": window}
 
     def _smollm3(self, config: Config) -> Config:
         layers = config["num_hidden_layers"]
@@ -277,3 +261,7 @@ class GGUFConfig:
             remedy=f"This engine runs {wanted}.",
             field=field,
         )
+
+
+def _named(family: Family) -> Config:
+    return {"architectures": [family.architecture], "model_type": family.name}

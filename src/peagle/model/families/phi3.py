@@ -46,26 +46,34 @@ def _write(config: "DecoderConfig") -> dict[str, Any]:
     return written | ({"original_max_position_embeddings": original} if original else {})
 
 
+def fused_parts(name: str, config: "DecoderConfig") -> dict[str, int]:
+    """Give the weights that a fused one holds, and the rows of each, in their order.
+
+    Args:
+        name: The name of a weight.
+        config: The decoder's shape.
+
+    Returns:
+        Rows by name; nothing for a weight that is not fused.
+    """
+    at, _, part = name.removesuffix(".weight").rpartition(".")
+    width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    fused = {
+        "qkv_proj": {"q_proj": width, "k_proj": kv_width, "v_proj": kv_width},
+        "gate_up_proj": dict.fromkeys(("gate_proj", "up_proj"), config.intermediate_size),
+    }
+    return {f"{at}.{own}.weight": rows for own, rows in fused.get(part, {}).items()}
+
+
 def _named(tensors: Tensors, config: "DecoderConfig") -> Tensors:
     """Take the fused weights apart."""
-    width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    sizes = {
-        "qkv_proj": (("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width)),
-        "gate_up_proj": (
-            ("gate_proj", config.intermediate_size),
-            ("up_proj", config.intermediate_size),
-        ),
-    }
     named: Tensors = {}
     for name, weight in tensors.items():
-        at, _, part = name.removesuffix(".weight").rpartition(".")
-        parts = sizes.get(part)
-        if parts is None or weight.shape[0] != sum(size for _, size in parts):
+        parts = fused_parts(name, config)
+        if parts and weight.shape[0] == sum(parts.values()):
+            named |= zip(parts, torch.split(weight, list(parts.values())), strict=True)
+        else:
             named[name] = weight
-            continue
-        pieces = torch.split(weight, [size for _, size in parts])
-        for (own, _), piece in zip(parts, pieces, strict=True):
-            named[f"{at}.{own}.weight"] = piece
     return named
 
 

@@ -10,7 +10,7 @@ from peagle.engine.logprobs import TokenLogprobs
 from peagle.engine.statistics import pooled
 from peagle.llm import LLM, Choice, Generation, Piece
 from peagle.model.tokenizer import Tokenizer
-from peagle.serve.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
+from peagle.serve.openai.requests import CompletionRequest, GenerationRequest
 
 Chunk = dict[str, Any]
 
@@ -147,11 +147,6 @@ class ChatWriter(AnswerWriter):
     prefix = "chatcmpl"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
-
-    def __init__(
-        self, request: ChatRequest, llm: LLM, model: str, generations: Sequence[Generation]
-    ) -> None:
-        super().__init__(request, llm, model, generations)
 
     def opening(self) -> list[Chunk]:
         """Give the chunks before any token is written: whose message each choice is."""
