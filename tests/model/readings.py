@@ -30,6 +30,21 @@ def read_plainly(target: Target, cache: KVCache, tokens: list[int]) -> torch.Ten
     return torch.stack(logits)
 
 
+def read_in_chunks(
+    target: Target, cache: KVCache, tokens: list[int], sizes: Sequence[int]
+) -> torch.Tensor:
+    """Logits of every token, read over a fresh sequence so many at a time, `[tokens, vocab]`."""
+    sequence = cache.open(len(tokens))
+    logits = []
+    for size in sizes:
+        chunk = tokens[sequence.length : sequence.length + size]
+        output = target.forward(cache, [SequenceRows(sequence, chunk)])
+        output.commit([range(size)])
+        logits.append(output.logits[0])
+    cache.close(sequence)
+    return torch.cat(logits)
+
+
 def among_siblings(
     path: list[int], siblings: int, chance: random.Random
 ) -> tuple[list[int], list[int], list[int]]:

@@ -1,5 +1,6 @@
 """Every family equals transformers, and its rows do not depend on one another."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -23,7 +24,9 @@ from tests.model.random_models import (
 )
 from tests.model.readings import (
     BUDGET,
+    among_siblings,
     assert_tree_rows_equal_plain_decoding,
+    read_in_chunks,
     read_plainly,
     tokens_of,
 )
@@ -45,12 +48,13 @@ def test_logits_equal_transformers(name: str) -> None:
     reference = reference_model(config)
     target = target_from(reference, config)
     tokens = tokens_of(200, seed=1)
-    cache = target.new_cache(BUDGET)
-    ours = target.forward(cache, [SequenceRows(cache.open(200), tokens)]).logits[0]
     with torch.no_grad():
         theirs = reference(torch.tensor([tokens])).logits[0]
     assert theirs.abs().max() > 1, "the comparison must not be between near-zero logits"
-    torch.testing.assert_close(ours, theirs, atol=LOGIT_BOUND, rtol=0)
+    cache = target.new_cache(BUDGET)
+    for sizes in ([200], [90, 1, 64, 45]):
+        ours = read_in_chunks(target, cache, tokens, sizes)
+        torch.testing.assert_close(ours, theirs, atol=LOGIT_BOUND, rtol=0)
 
 
 @pytest.mark.parametrize("name", OTHER_FAMILIES)
@@ -68,20 +72,21 @@ def test_chunks_and_trees_change_no_bit(
 ) -> None:
     target = random_target(OTHER_FAMILIES[name], dtype, quantization=quantization)
     cache = target.new_cache(BUDGET)
-    tokens = tokens_of(100, seed=3)
-    plain = read_plainly(target, cache, tokens)
-    for sizes in ([100], [63, 2, 35], [17, 50, 3, 30]):
-        sequence = cache.open(100)
-        seen: list[torch.Tensor] = []
-        for size in sizes:
-            chunk = tokens[sequence.length : sequence.length + size]
-            output = target.forward(cache, [SequenceRows(sequence, chunk)])
-            output.commit([range(size)])
-            seen.extend(output.logits[0])
+    # Beyond every window, and from one page into the next.
+    context, path = tokens_of(62, seed=3), tokens_of(4, seed=5)
+    plain = read_plainly(target, cache, context + path)
+    for sizes in ([66], [29, 2, 35]):
+        assert torch.equal(read_in_chunks(target, cache, context + path, sizes), plain), sizes
+    other = tokens_of(40, seed=7)
+    for siblings in (0, 9, 26):
+        tokens, parents, places = among_siblings(path, siblings, random.Random(siblings))
+        sequence, beside = cache.open(200), cache.open(40)
+        target.forward(cache, [SequenceRows(sequence, context)]).commit([range(62)])
+        rows = [SequenceRows(beside, other), SequenceRows(sequence, tokens, parents)]
+        logits = target.forward(cache, rows).logits[1]
+        assert torch.equal(logits[places], plain[62:]), siblings
         cache.close(sequence)
-        assert all(torch.equal(a, b) for a, b in zip(seen, plain, strict=True)), sizes
-    for prefix in (63, 90):
-        assert_tree_rows_equal_plain_decoding(target, cache, prefix, (0, 9, 26))
+        cache.close(beside)
 
 
 def test_a_window_by_absolute_position_ends_within_a_tree() -> None:

@@ -1,0 +1,81 @@
+"""Speculation changes no token of any family, from its safetensors to the answer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peagle import LLM, SamplingParams
+from peagle.draft.untrained import random_drafter
+from peagle.evaluate.oracle import OracleProposer
+from peagle.evaluate.plain import PlainDecoder
+from peagle.llm import Generation
+from tests.model.random_models import OTHER_FAMILIES
+from tests.model.readings import tokens_of
+from tests.model.tiny_folders import write_tiny_folder
+
+# The first begins beyond every window, the second crosses into a new page.
+PROMPTS = [tokens_of(72, seed=1), tokens_of(58, seed=2)]
+LENGTH = 16
+SAMPLINGS = [
+    SamplingParams(max_tokens=LENGTH, ignore_eos=True),
+    SamplingParams(max_tokens=LENGTH, ignore_eos=True, temperature=1.0, seed=5),
+]
+TREE = {"adaptive": False}
+WEIGHTS = {
+    "float32": {"dtype": "float32"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+}
+
+
+def oracle(llm: LLM, generation: Generation, answer: Sequence[int], wrong: Sequence[int]) -> None:
+    (sequence,) = generation.sequences
+    sequence.proposer = OracleProposer(
+        answer, corrupted=wrong, vocab_size=llm.target.config.vocab_size
+    )
+
+
+@pytest.mark.parametrize("name", OTHER_FAMILIES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_trees_give_the_tokens_of_plain_decoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, weights: str
+) -> None:
+    monkeypatch.setenv("PEAGLE_CACHE", str(tmp_path / "cache"))
+    folder = write_tiny_folder(tmp_path / "model", OTHER_FAMILIES[name])
+    options: dict[str, Any] = WEIGHTS[weights]
+    llm = LLM(
+        str(folder), parallel_drafting_spec={"method": "lookup", **TREE},
+        device="cpu", kv_cache_bytes=32 << 20, **options,
+    )  # fmt: skip
+    assert llm.target.config == OTHER_FAMILIES[name]
+    llm.engine.drafter = random_drafter(llm.target, layers=1)
+    expected = {}
+    for prompt, ids in enumerate(PROMPTS):
+        plain = PlainDecoder(llm, ids, LENGTH)
+        for sampling, params in enumerate(SAMPLINGS):
+            expected[prompt, sampling] = plain.write(params, seed=params.seed or 0)
+    generations = {}
+    for (prompt, sampling), answer in expected.items():
+        for drafts in ("none", "peagle", "oracle"):
+            method = "lookup" if drafts == "oracle" else drafts
+            generation = llm.stream(
+                {"prompt_token_ids": PROMPTS[prompt]},
+                SAMPLINGS[sampling],
+                parallel_drafting_spec={"method": method, **TREE},
+            )
+            if drafts == "oracle":
+                oracle(llm, generation, answer, (2, 5) if sampling else ())
+            generations[prompt, sampling, drafts] = generation
+    while not all(generation.finished for generation in generations.values()):
+        llm.step()
+    for (prompt, sampling, drafts), generation in generations.items():
+        result = generation.result
+        assert result.token_ids == expected[prompt, sampling], (prompt, sampling, drafts)
+        if drafts == "oracle" and not sampling:
+            # Seven draft tokens a step, so the answer takes two steps.
+            assert result.statistics.accepted_tokens == LENGTH - 1 - 2
+        if drafts == "peagle":
+            assert result.statistics.draft_passes > 0
+    assert len({tuple(answer) for answer in expected.values()}) == len(expected)
