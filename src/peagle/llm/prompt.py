@@ -47,11 +47,7 @@ class PromptReader:
         if isinstance(prompt, Mapping):
             return self._checked(self._plain(prompt))
         if self.template is None:
-            raise InvalidRequestError(
-                f"{self._model} has no chat template, so it cannot read a conversation.",
-                remedy="Give the prompt as text.",
-                field="messages",
-            )
+            raise without_template(self._model)
         return self._checked(self._tokenizer.encode(self.template.render(prompt)))
 
     def _plain(self, prompt: Mapping[str, Any]) -> list[int]:
@@ -80,6 +76,15 @@ class PromptReader:
                     field="prompt_token_ids",
                 )
         return ids
+
+
+def without_template(model: str) -> InvalidRequestError:
+    """Describe a model that was asked to read a conversation and has no chat template."""
+    return InvalidRequestError(
+        f"{model} has no chat template, so it cannot read a conversation.",
+        remedy="Give it plain text, as `peagle generate` does, or use a model trained for chat.",
+        field="messages",
+    )
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -12,7 +12,6 @@ from peagle.model.families.reading import refuse, whole, wrong
 from peagle.model.rope_scaling import LinearScaling, LongRope, RopeScaling, Scaling, read_scaling
 
 __all__ = [
-    "SUPPORTED_ARCHITECTURES",
     "DecoderConfig",
     "LayerAttention",
     "LinearScaling",
@@ -20,8 +19,6 @@ __all__ = [
     "RopeScaling",
     "quantised_by_others",
 ]
-
-SUPPORTED_ARCHITECTURES = {name: family.name for name, family in BY_ARCHITECTURE.items()}
 
 _QUANTISERS = {
     "gptq": "GPTQ",

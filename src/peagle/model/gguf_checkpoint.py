@@ -15,7 +15,7 @@ from peagle.model.families.phi3 import fused_parts
 from peagle.model.folder_checkpoint import require_shape
 from peagle.model.gguf_config import GGUFConfig
 from peagle.model.gguf_names import weights_of
-from peagle.model.gguf_weights import GGUFWeight, read_packed, read_values
+from peagle.model.gguf_weights import GGUFWeight, read_packed, read_values, require_readable
 
 
 class GGUFCheckpoint:
@@ -38,6 +38,7 @@ class GGUFCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.header = read_gguf_header(path)
+        require_readable(path, self.header.tensors)
         read = GGUFConfig(
             path, self.header, lambda stored: read_values(path, GGUFWeight.whole(stored))
         )
@@ -52,7 +53,7 @@ class GGUFCheckpoint:
             dtype: What the float32 values are rounded to.
 
         Raises:
-            UnsupportedError: As in `stored` and `values`.
+            UnsupportedError: As in `stored`.
         """
         for name, weight in self.stored():
             yield name, read_values(self.path, weight, dtype)
@@ -100,9 +101,5 @@ class GGUFCheckpoint:
         return read_packed(self.path, weight)
 
     def values(self, weight: GGUFWeight) -> torch.Tensor:
-        """Read a weight, float32, in Hugging Face's row order.
-
-        Raises:
-            UnsupportedError: Its quantisation is not one we read.
-        """
+        """Read a weight, float32, in Hugging Face's row order."""
         return read_values(self.path, weight)

@@ -83,6 +83,7 @@ GEMMA3 = Family(
     name="gemma3_text",
     architecture="Gemma3ForCausalLM",
     title="Gemma 3 (text)",
+    gguf="gemma3",
     read=_read,
     write=_write,
     named=_named,
