@@ -1,6 +1,7 @@
 """Speculation changes no token of any family, from its safetensors to the answer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,18 @@ from peagle.draft.untrained import random_drafter
 from peagle.evaluate.oracle import OracleProposer
 from peagle.evaluate.plain import PlainDecoder
 from peagle.llm import Generation
-from tests.model.random_models import OTHER_FAMILIES
+from tests.model.random_models import GROUPED, OTHER_FAMILIES, WINDOWED
 from tests.model.readings import tokens_of
 from tests.model.tiny_folders import write_tiny_folder
 
-# The answer to the first begins beyond every window and crosses into a new page.
+# A random model with a tied head mostly repeats its last token: all have a head of their own.
+FAMILIES = {
+    name: replace(config, tied_embeddings=False)
+    for name, config in {
+        "llama": GROUPED, "mistral": replace(WINDOWED, sliding_window=50), **OTHER_FAMILIES
+    }.items()
+}  # fmt: skip
+# The answer to the first is written beyond every window, and from one page into the next.
 PROMPTS = [tokens_of(54, seed=1), tokens_of(12, seed=2)]
 LENGTH = 14
 SAMPLINGS = [
@@ -29,8 +37,8 @@ WEIGHTS = {
     "int4": {"quantization": "int4"},
 }
 # Of those that differ in their windows or their experts' shares alone, one is quantised.
-QUANTISED = [name for name in OTHER_FAMILIES if name not in ("qwen2", "qwen3-moe-shares")]
-CASES = [("float32", name) for name in OTHER_FAMILIES] + [
+QUANTISED = [name for name in FAMILIES if name not in ("qwen2", "qwen3-moe-shares")]
+CASES = [("float32", name) for name in FAMILIES] + [
     (kind, name) for kind in ("int8", "int4") for name in QUANTISED
 ]
 
@@ -47,13 +55,13 @@ def test_trees_give_the_tokens_of_plain_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, name: str
 ) -> None:
     monkeypatch.setenv("PEAGLE_CACHE", str(tmp_path / "cache"))
-    folder = write_tiny_folder(tmp_path / "model", OTHER_FAMILIES[name])
+    folder = write_tiny_folder(tmp_path / "model", FAMILIES[name])
     options: dict[str, Any] = WEIGHTS[weights]
     llm = LLM(
         str(folder), parallel_drafting_spec={"method": "lookup", **TREE},
         device="cpu", kv_cache_bytes=32 << 20, **options,
     )  # fmt: skip
-    assert llm.target.config == OTHER_FAMILIES[name]
+    assert llm.target.config == FAMILIES[name]
     llm.engine.drafter = random_drafter(llm.target, layers=1)
     expected = {}
     for prompt, ids in enumerate(PROMPTS):

@@ -22,6 +22,8 @@ from tests.model.random_models import (
     CPU,
     FAMILIES,
     GROUPED,
+    PHI3,
+    PHI4_MINI,
     WINDOWED,
     quantised,
     reference_model,
@@ -39,7 +41,7 @@ SETS = native.instruction_sets()
 ODD = replace(GROUPED, vocab_size=317)
 # Heads wide enough for tiles to attend with, as those of the Mistral family here.
 WIDE = replace(GROUPED, head_dim=64)
-CONFIGS = {**FAMILIES, "odd": ODD, "wide": WIDE}
+CONFIGS = {**FAMILIES, "phi3": PHI3, "phi4-mini": PHI4_MINI, "odd": ODD, "wide": WIDE}
 FORMS: tuple[Quantization, ...] = ("none", "int8", "int4")
 
 

@@ -38,11 +38,11 @@ class GGUFCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.header = read_gguf_header(path)
-        require_readable(path, self.header.tensors)
         read = GGUFConfig(
             path, self.header, lambda stored: read_values(path, GGUFWeight.whole(stored))
         )
         self._architecture = read.architecture()
+        require_readable(path, self.header.tensors)
         self.hugging_face_config = read.hugging_face()
         self.config = DecoderConfig.from_hugging_face(self.hugging_face_config)
 

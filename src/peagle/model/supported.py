@@ -52,7 +52,7 @@ def supported_families() -> list[SupportedFamily]:
 def _described(family: Family) -> SupportedFamily:
     config = DecoderConfig.from_hugging_face({"architectures": [family.architecture], **_SHAPE})
     lacking = missing_piece(config)
-    vision = () if family.vision is None else (f"{family.vision} (its text part)",)
+    vision = () if family.vision is None else (family.vision,)
     return SupportedFamily(
         title=family.title,
         architectures=(family.architecture, *vision),

@@ -10,7 +10,16 @@ from peagle.model.families.phi3 import PHI3
 from peagle.model.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from peagle.model.families.smollm3 import SMOLLM3
 
-__all__ = ["BY_ARCHITECTURE", "BY_GGUF", "BY_NAME", "CHECKS", "FAMILIES", "Check", "Experts", "Family"]
+__all__ = [
+    "BY_ARCHITECTURE",
+    "BY_GGUF",
+    "BY_NAME",
+    "CHECKS",
+    "FAMILIES",
+    "Check",
+    "Experts",
+    "Family",
+]
 
 FAMILIES: Final = (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, PHI3, SMOLLM3, GEMMA3)
 BY_NAME: Final = {family.name: family for family in FAMILIES}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from peagle.errors import UnsupportedError
-from peagle.model.families.family import Experts, Family, Tensors
+from peagle.model.families.family import USUAL_CHECKS, Experts, Family, Tensors
 from peagle.model.families.reading import layers_of_kind, whole, window
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ QWEN3 = Family(
     read=_read_qwen3,
     write=_written_windows,
     defaults={"head_dim": 128},
+    checks=(*USUAL_CHECKS, "training"),
 )
 QWEN3_MOE = Family(
     name="qwen3_moe",
