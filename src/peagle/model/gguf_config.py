@@ -4,7 +4,7 @@ What llama.cpp knows of an architecture and does not write is filled in here: ho
 queries, which of its layers have windows, which layers of SmolLM3 have no rotary embedding.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
