@@ -172,10 +172,20 @@ def test_divisors_that_are_not_one_for_each_frequency_are_refused(count: int) ->
             {"architectures": ["MambaForCausalLM"]},
             r"'MambaForCausalLM' is not supported\. This engine runs LlamaForCausalLM, .*Gemma3",
         ),
+        ({"architectures": "LlavaLlama", "mm_vision_tower": "clip"}, r"'LlavaLlama' reads images"),
+        ({"architectures": []}, r"The architecture None is not supported"),
+        ({}, r"The architecture None is not supported"),
     ],
 )
 def test_other_architectures_are_refused_with_those_that_run(
     config: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=message):
+        DecoderConfig.from_hugging_face(config)
+
+
+@pytest.mark.parametrize("told", [{}, {"text_config": None}])
+def test_a_gemma_with_an_image_encoder_must_tell_its_text_part(told: dict[str, Any]) -> None:
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], **told}
+    with pytest.raises(CheckpointError, match=r"text_config = None.*text part's configuration"):
         DecoderConfig.from_hugging_face(config)
