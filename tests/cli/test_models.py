@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from peagle.catalog.entry import entry_called
 from peagle.catalog.resolution import ResolvedModel
 from peagle.cli.models import models, pull
 from peagle.errors import ModelNotFoundError, UnsupportedError
+from peagle.model.families import CHECKS, FAMILIES
 
 MODEL = "smollm2-135m-instruct"
 
@@ -76,6 +78,41 @@ def test_json_holds_every_field_and_whether_it_is_in_the_cache(
     assert first["memory_bytes"] == 269_030_016 + 8192 * 23_040
     assert first["cached"] is False
     assert set(catalog.CatalogEntry.model_fields) <= set(first)
+
+
+def test_supported_families_are_listed_with_how_they_run_and_are_tested(app: typer.Typer) -> None:
+    table, _, meanings = output_of(app, "models", "--supported").partition("\n\nTested:\n")
+    heading, *rows = (re.split(r"\s{2,}", line.strip()) for line in table.splitlines())
+    assert heading == ["Family", "Architecture", "Sources", "Path", "Quantisations", "Tested"]
+    by_architecture = {row[1]: row for row in rows}
+    assert list(by_architecture) == [family.architecture for family in FAMILIES]
+    assert by_architecture["LlamaForCausalLM"] == [
+        "Llama, SmolLM2", "LlamaForCausalLM", "safetensors, GGUF llama", "native, torch",
+        "int8, int4", "logits, tokens, quantised, gguf, training, released",
+    ]  # fmt: skip
+    assert by_architecture["Qwen3MoeForCausalLM"][2:5] == [
+        "safetensors, GGUF qwen3moe", "torch", "int8, int4",
+    ]  # fmt: skip
+    assert [line.split(":")[0].strip() for line in meanings.splitlines()] == list(CHECKS)
+
+
+def test_supported_families_are_json_too(app: typer.Typer) -> None:
+    described = json.loads(output_of(app, "models", "--supported", "--json"))
+    assert [one["title"] for one in described] == [family.title for family in FAMILIES]
+    assert described[-1]["architectures"] == ["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"]
+    assert described[0]["checks"] == list(CHECKS)
+
+
+def test_supported_families_fit_a_narrow_terminal(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"TTY_COMPATIBLE": "1", "COLUMNS": "80", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    words = " ".join(click.unstyle(output_of(app, "models", "--supported")).split())
+    assert (
+        "Qwen3-MoE, Qwen3-Coder architecture Qwen3MoeForCausalLM, sources safetensors, GGUF "
+        "qwen3moe, path torch, quantisations int8, int4, tested logits, tokens, quantised, gguf"
+    ) in words
 
 
 def test_pull_tells_where_the_model_lies_and_its_size(app: typer.Typer) -> None:

@@ -47,7 +47,7 @@ QWEN3_MOE = replace(
     QWEN3, family="qwen3_moe", tied_embeddings=False, experts=Experts(8, 3, 64, normalised=True)
 )
 QWEN3_MOE_SHARES = replace(QWEN3_MOE, experts=Experts(6, 2, 32, normalised=False))
-PHI3 = replace(GROUPED, family="phi3", num_kv_heads=6, tied_embeddings=False, sliding_window=90)
+PHI3 = replace(GROUPED, family="phi3", num_kv_heads=6, tied_embeddings=False, sliding_window=45)
 PHI4_MINI = replace(
     GROUPED,
     family="phi3",

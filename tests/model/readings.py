@@ -14,7 +14,8 @@ BUDGET = 64 << 20
 
 
 def tokens_of(length: int, seed: int, vocab_size: int = GROUPED.vocab_size) -> list[int]:
-    return [random.Random(seed).randrange(vocab_size) for _ in range(length)]
+    chance = random.Random(seed)
+    return [chance.randrange(vocab_size) for _ in range(length)]
 
 
 def read_plainly(target: Target, cache: KVCache, tokens: list[int]) -> torch.Tensor:
@@ -27,6 +28,21 @@ def read_plainly(target: Target, cache: KVCache, tokens: list[int]) -> torch.Ten
         logits.append(output.logits[0][0])
     cache.close(sequence)
     return torch.stack(logits)
+
+
+def read_in_chunks(
+    target: Target, cache: KVCache, tokens: list[int], sizes: Sequence[int]
+) -> torch.Tensor:
+    """Logits of every token, read over a fresh sequence so many at a time, `[tokens, vocab]`."""
+    sequence = cache.open(len(tokens))
+    logits = []
+    for size in sizes:
+        chunk = tokens[sequence.length : sequence.length + size]
+        output = target.forward(cache, [SequenceRows(sequence, chunk)])
+        output.commit([range(size)])
+        logits.append(output.logits[0])
+    cache.close(sequence)
+    return torch.cat(logits)
 
 
 def among_siblings(

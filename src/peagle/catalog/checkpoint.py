@@ -1,6 +1,8 @@
 """Check that a path leads to weights that are read here: safetensors or GGUF, whole."""
 
 import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +13,7 @@ from peagle.errors import CheckpointError
 
 _PICKLED: Final = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _INDEX: Final = "model.safetensors.index.json"
+_NUMBERED: Final = re.compile(r"(.+-)\d{5}(-of-(\d{5})\.safetensors)")
 ONLY_SAFE_FORMATS: Final = (
     "Only safetensors and GGUF are read, since a pickle can run code: convert the weights to "
     "safetensors (transformers: model.save_pretrained(FOLDER)) or take a release that has them."
@@ -121,7 +124,8 @@ def _in_folder(folder: Path) -> Path:
 
 def _parts(folder: Path) -> list[Path]:
     if not (folder / _INDEX).exists():
-        return sorted(folder.glob("*.safetensors"))
+        names = {part.name for part in folder.glob("*.safetensors")}
+        return sorted(folder / name for name in names | _siblings(names))
     index = _json(folder / _INDEX)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     parts = set(weight_map.values()) if isinstance(weight_map, dict) else set()
@@ -133,6 +137,16 @@ def _parts(folder: Path) -> list[Path]:
             field="model",
         )
     return sorted(folder / part for part in parts)
+
+
+def _siblings(names: Iterable[str]) -> set[str]:
+    """Name all parts of the weights of which some are there, by their numbers."""
+    found = set()
+    for name in names:
+        if numbered := _NUMBERED.fullmatch(name):
+            before, after, count = numbered.groups()
+            found |= {f"{before}{part:05}{after}" for part in range(1, int(count) + 1)}
+    return found
 
 
 def _json(file: Path) -> object:

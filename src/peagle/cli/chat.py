@@ -39,6 +39,10 @@ def chat(
     """Chat with a model."""
     params = options.params()
     llm = options.load(speculate=not options.no_speculation)
+    if llm.chat_template is None:
+        from peagle.llm.prompt import without_template
+
+        raise without_template(llm.name)
     Conversation(llm, params, system=system, colour=colour, stats=options.stats).run()
 
 

@@ -1,6 +1,7 @@
 """`peagle models` and `peagle pull`: what the catalog has, and fetching it."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,21 +23,19 @@ _ENGINES = {"peagle": "this engine", "vllm": "vLLM"}
 def models(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    supported: Annotated[
+        bool,
+        typer.Option("--supported", help="List the families of models that run from any source."),
+    ] = False,
 ) -> None:
-    """List the models of the catalog."""
+    """List the models of the catalog, or the families of models that run."""
+    if supported:
+        _list_supported(as_json=as_json)
+        return
     if as_json:
         typer.echo(json.dumps([_described(entry) for entry in catalog.entries()], indent=2))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(width=_PIPED_WIDTH, highlight=False)
-    rows = [_row(entry) for entry in catalog.entries()]
-    if console.width >= _TABLE_WIDTH:
-        console.print(_table(rows))
-        return
-    for name, *rest in (row.items() for row in rows):
-        console.print(f"[bold]{name[1]}[/]")
-        console.print(Padding(", ".join(f"{key.lower()} {value}" for key, value in rest), (0, 2)))
+    _show([_row(entry) for entry in catalog.entries()])
 
 
 def pull(
@@ -66,6 +65,44 @@ def pull(
 
         # So that the first answer does not wait for it.
         prepare_usual(resolved.files, resolved.quantization)
+
+
+def _list_supported(*, as_json: bool) -> None:
+    # Here, so that the catalog is listed without torch.
+    from peagle.model.families import CHECKS
+    from peagle.model.supported import supported_families
+
+    families = supported_families()
+    if as_json:
+        typer.echo(json.dumps([asdict(family) for family in families], indent=2))
+        return
+    _show([
+        {
+            "Family": family.title,
+            "Architecture": family.architectures[0],
+            "Sources": ", ".join(family.sources),
+            "Path": "native, torch" if family.native else "torch",
+            "Quantisations": ", ".join(family.quantisations),
+            "Tested": ", ".join(family.checks),
+        }
+        for family in families
+    ])  # fmt: skip
+    typer.echo("\nTested:")
+    for check, meaning in CHECKS.items():
+        typer.echo(f"  {check}: {meaning}")
+
+
+def _show(rows: list[dict[str, str]]) -> None:
+    """Print a table, or in a narrow terminal a paragraph for each row."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(width=_PIPED_WIDTH, highlight=False)
+    if console.width >= _TABLE_WIDTH:
+        console.print(_table(rows))
+        return
+    for name, *rest in (row.items() for row in rows):
+        console.print(f"[bold]{name[1]}[/]")
+        console.print(Padding(", ".join(f"{key.lower()} {value}" for key, value in rest), (0, 2)))
 
 
 def _row(entry: CatalogEntry) -> dict[str, str]:

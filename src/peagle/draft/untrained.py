@@ -1,7 +1,6 @@
 """Drafter networks before any training: random weights, for tests of everything around them."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,7 +66,7 @@ def random_drafter(
     """
     vocab = target.config.vocab_size
     shape: dict[str, Any] = {
-        "decoder": replace(target.config, num_layers=layers, tied_embeddings=False),
+        "decoder": target.config.plain(layers),
         "draft_vocab_size": draft_vocab_size or vocab,
         "target_hidden_size": target.config.hidden_size,
         "taps": target.taps,

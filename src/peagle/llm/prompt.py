@@ -54,11 +54,7 @@ class PromptReader:
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> list[int]:
         if self.template is None:
-            raise InvalidRequestError(
-                f"{self._model} has no chat template, so it cannot read a conversation.",
-                remedy="Give the prompt as text.",
-                field="messages",
-            )
+            raise without_template(self._model)
         if tools and self.template.tool_format is None:
             raise UnsupportedError(
                 f"tools are given, but the chat template of {self._model} has none, or in a form "
@@ -97,6 +93,15 @@ class PromptReader:
                     field="prompt_token_ids",
                 )
         return ids
+
+
+def without_template(model: str) -> InvalidRequestError:
+    """Describe a model that was asked to read a conversation and has no chat template."""
+    return InvalidRequestError(
+        f"{model} has no chat template, so it cannot read a conversation.",
+        remedy="Give it plain text, as `peagle generate` does, or use a model trained for chat.",
+        field="messages",
+    )
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

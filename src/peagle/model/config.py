@@ -12,7 +12,6 @@ from peagle.model.families.reading import refuse, whole, wrong
 from peagle.model.rope_scaling import LinearScaling, LongRope, RopeScaling, Scaling, read_scaling
 
 __all__ = [
-    "SUPPORTED_ARCHITECTURES",
     "DecoderConfig",
     "LayerAttention",
     "LinearScaling",
@@ -20,8 +19,6 @@ __all__ = [
     "RopeScaling",
     "quantised_by_others",
 ]
-
-SUPPORTED_ARCHITECTURES = {name: family.name for name, family in BY_ARCHITECTURE.items()}
 
 _QUANTISERS = {
     "gptq": "GPTQ",
@@ -320,11 +317,16 @@ def _family_of(config: Mapping[str, Any]) -> tuple[Family, Mapping[str, Any]]:
 
     Raises:
         UnsupportedError: This engine does not run it.
+        CheckpointError: The text part is not told.
     """
-    architecture = (config.get("architectures") or [None])[0]
-    family = BY_ARCHITECTURE.get(architecture)
+    named = config.get("architectures")
+    first = named[0] if isinstance(named, list) and named else named
+    architecture = first if isinstance(first, str) else None
+    family = None if architecture is None else BY_ARCHITECTURE.get(architecture)
     if family is not None:
-        own = config.get("text_config", {}) if architecture == family.vision else config
+        own = config.get("text_config") if architecture == family.vision else config
+        if not isinstance(own, Mapping):
+            raise wrong("text_config", own, "an object with the text part's configuration")
         return family, {**family.defaults, **own}
     known = ", ".join(BY_ARCHITECTURE)
     if any(config.get(key) for key in _VISION_KEYS):

@@ -15,7 +15,7 @@ from peagle.model.families.phi3 import fused_parts
 from peagle.model.folder_checkpoint import require_shape
 from peagle.model.gguf_config import GGUFConfig
 from peagle.model.gguf_names import weights_of
-from peagle.model.gguf_weights import GGUFWeight, read_packed, read_values
+from peagle.model.gguf_weights import GGUFWeight, read_packed, read_values, require_readable
 
 
 class GGUFCheckpoint:
@@ -42,6 +42,7 @@ class GGUFCheckpoint:
             path, self.header, lambda stored: read_values(path, GGUFWeight.whole(stored))
         )
         self._architecture = read.architecture()
+        require_readable(path, self.header.tensors)
         self.hugging_face_config = read.hugging_face()
         self.config = DecoderConfig.from_hugging_face(self.hugging_face_config)
 
@@ -52,7 +53,7 @@ class GGUFCheckpoint:
             dtype: What the float32 values are rounded to.
 
         Raises:
-            UnsupportedError: As in `stored` and `values`.
+            UnsupportedError: As in `stored`.
         """
         for name, weight in self.stored():
             yield name, read_values(self.path, weight, dtype)
@@ -100,9 +101,5 @@ class GGUFCheckpoint:
         return read_packed(self.path, weight)
 
     def values(self, weight: GGUFWeight) -> torch.Tensor:
-        """Read a weight, float32, in Hugging Face's row order.
-
-        Raises:
-            UnsupportedError: Its quantisation is not one we read.
-        """
+        """Read a weight, float32, in Hugging Face's row order."""
         return read_values(self.path, weight)

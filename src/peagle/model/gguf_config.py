@@ -4,7 +4,7 @@ What llama.cpp knows of an architecture and does not write is filled in here: ho
 queries, which of its layers have windows, which layers of SmolLM3 have no rotary embedding.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +13,12 @@ import torch
 from peagle.catalog.gguf_header import GGUFHeader, GGUFTensor, refuse_other_purpose
 from peagle.errors import CheckpointError, UnsupportedError
 from peagle.model.config import RopeScaling
-from peagle.model.families import BY_NAME, Family
+from peagle.model.families import BY_GGUF, BY_NAME, Family
 from peagle.model.gguf_names import ARCHITECTURES
 from peagle.model.rope import inverse_frequencies
 
 Config = dict[str, Any]
 
-# By what llama.cpp calls them, where that is no family's own name.
-_FAMILY_NAMES: Final[Mapping[str, str]] = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
 _EMBEDDING: Final = "token_embd.weight"
 _LLAMA3_DIVISORS: Final = "rope_freqs.weight"
 _GEMMA3_27B_LAYERS: Final = 62
@@ -90,7 +88,7 @@ class GGUFConfig:
                 remedy="Of mixtures, qwen3moe runs.",
                 field=f"{architecture}.expert_count",
             )
-        family = BY_NAME[_FAMILY_NAMES.get(architecture, architecture)]
+        family = BY_GGUF[architecture]
         theta = self._real("rope.freq_base", 10_000.0)
         config: Config = {
             **_named(family),

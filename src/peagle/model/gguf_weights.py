@@ -1,6 +1,7 @@
 """Weights inside a GGUF file: which rows they are, and their values dequantised piece by piece."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Final
 import numpy as np
 import torch
 from gguf import quants
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from peagle.catalog.gguf_header import GGUFTensor
@@ -82,11 +83,8 @@ def read_values(file: Path, weight: GGUFWeight, dtype: torch.dtype = torch.float
 
     Args:
         file: The file.
-        weight: Which.
+        weight: Which; its packing is one of `readable_kinds`.
         dtype: What the float32 values are rounded to.
-
-    Raises:
-        UnsupportedError: Its quantisation is not one we read.
     """
     rows = weight.shape[0] if len(weight.shape) > 1 else 1
     columns = weight.shape[-1]
@@ -94,10 +92,7 @@ def read_values(file: Path, weight: GGUFWeight, dtype: torch.dtype = torch.float
     step = max(1, _PIECE_VALUES // columns)
     for first in range(0, rows, step):
         packed = _read_rows(file, weight, first, min(step, rows - first))
-        try:
-            piece = torch.from_numpy(quants.dequantize(packed, weight.kind))
-        except NotImplementedError:
-            raise _unreadable(weight.stored) from None
+        piece = torch.from_numpy(quants.dequantize(packed, weight.kind))
         values[first : first + step] = piece - weight.added if weight.added else piece
     if weight.paired_heads is not None:
         values = split_pairs(values, weight.paired_heads)
@@ -112,10 +107,33 @@ def _read_rows(file: Path, weight: GGUFWeight, first: int, rows: int) -> NDArray
     return np.fromfile(file, np.uint8, rows * width, offset=start).reshape(rows, width)
 
 
-def _unreadable(stored: GGUFTensor) -> UnsupportedError:
-    return UnsupportedError(
-        f"The tensor {stored.name!r} has the quantisation {stored.kind.name}, "
-        "which is not supported.",
-        remedy="Use a GGUF with Q4_0, Q4_1, Q5_0, Q8_0, K-quants, F16, BF16 or F32 weights.",
-        field=stored.name,
-    )
+@functools.cache
+def readable_kinds() -> tuple[GGMLQuantizationType, ...]:
+    """Give the packings that the gguf package turns into numbers, in its own order."""
+    return tuple(kind for kind in GGMLQuantizationType if _is_readable(kind))
+
+
+def require_readable(file: Path, tensors: Iterable[GGUFTensor]) -> None:
+    """Check that every tensor can be dequantised.
+
+    Raises:
+        UnsupportedError: One cannot.
+    """
+    for stored in tensors:
+        if stored.kind not in readable_kinds():
+            kinds = ", ".join(kind.name for kind in readable_kinds())
+            raise UnsupportedError(
+                f"{file}: the tensor {stored.name!r} has the quantisation {stored.kind.name}, "
+                "which is not supported.",
+                remedy=f"Use a GGUF file whose weights are of these kinds: {kinds}.",
+                field=stored.name,
+            )
+
+
+def _is_readable(kind: GGMLQuantizationType) -> bool:
+    _, size = GGML_QUANT_SIZES[kind]
+    try:
+        quants.dequantize(np.zeros((1, size), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True

@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 import psutil
 import torch
 
-from peagle.errors import InvalidRequestError, OutOfMemoryBudgetError
+from peagle.errors import InvalidRequestError, OutOfMemoryBudgetError, PeagleError
 from peagle.model.config import DecoderConfig
 from peagle.model.decoder import DecoderWeights
 from peagle.model.folder_checkpoint import FolderCheckpoint
@@ -141,9 +141,14 @@ def open_tokenizer(files: Path) -> Tokenizer:
 
     Raises:
         CheckpointError: A file is missing or broken.
-        UnsupportedError: The tokenizer is of an unknown kind.
+        UnsupportedError: The tokenizer is of an unknown kind, or the model is not one we run.
     """
-    return Tokenizer.from_gguf(files) if files.is_file() else Tokenizer.from_folder(files)
+    try:
+        return Tokenizer.from_gguf(files) if files.is_file() else Tokenizer.from_folder(files)
+    except PeagleError:
+        # A model that does not run is a better reason than its vocabulary.
+        open_source(files)
+        raise
 
 
 def choose_device(device: str) -> torch.device:

@@ -255,7 +255,7 @@ def obstacle(config: DecoderConfig, dtype: torch.dtype, quantization: Quantizati
         return absence
     if quantization == "none" and dtype != torch.bfloat16:
         return f"it computes in bfloat16, int8 and int4, not in {str(dtype).removeprefix('torch.')}"
-    piece = _missing_piece(config)
+    piece = missing_piece(config)
     if piece is not None:
         return f"it has no {piece}"
     for name in ("hidden_size", "intermediate_size", "head_dim"):
@@ -265,7 +265,7 @@ def obstacle(config: DecoderConfig, dtype: torch.dtype, quantization: Quantizati
     return None
 
 
-def _missing_piece(config: DecoderConfig) -> str | None:
+def missing_piece(config: DecoderConfig) -> str | None:
     """Name what a decoder has and the native step has not; None if it has everything."""
     pieces = {
         "mixture of experts": config.experts is not None,

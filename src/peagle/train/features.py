@@ -113,7 +113,8 @@ class _WholeDocuments:
     def _mask(self, length: int) -> torch.Tensor | None:
         if self._window is None or not self._cut(length):
             return None
-        return torch.ones(length, length, dtype=torch.bool).tril().triu(1 - self._window)
+        seen = torch.ones(length, length, dtype=torch.bool, device=self.turns.device)
+        return seen.tril().triu(1 - self._window)
 
 
 class FeatureReader:
@@ -147,13 +148,14 @@ class FeatureReader:
         tokens = torch.cat([document.tokens[:-1] for document in documents]).to(target.device)
         with _in_one_product(target):
             residual = target.weights.embed(tokens)
-            entering = []
+            entering: dict[int, torch.Tensor] = {}
             for index, layer in enumerate(target.weights.layers):
                 if index in target.taps:
-                    entering.append((target.taps.index(index), residual))
+                    entering[index] = residual
                 memory = memories[target.config.layer_attention(index)]
                 residual = layer(residual, target.config, memory)
-            taps = torch.cat([stream for _, stream in sorted(entering, key=lambda one: one[0])], -1)
+            # Of a target with few layers, a layer may be tapped twice.
+            taps = torch.cat([entering[tap] for tap in target.taps], -1)
             wanted = torch.cat([
                 torch.arange(length) >= document.prompt_tokens
                 for document, length in zip(documents, lengths, strict=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
@@ -10,7 +10,19 @@ if TYPE_CHECKING:
     from peagle.model.config import DecoderConfig
 
 Activation = Literal["silu", "gelu_tanh"]
+Check = Literal["logits", "tokens", "quantised", "gguf", "training", "released"]
 Tensors = dict[str, torch.Tensor]
+
+CHECKS: Final[Mapping[Check, str]] = {
+    "logits": "small random models give transformers' logits, float32, within 1e-4",
+    "tokens": "their answers with trees of drafts have the tokens of plain decoding, greedy and "
+    "seeded, in a batch",
+    "quantised": "so they have in int8 and in int4",
+    "gguf": "transformers computes the same logits from their GGUF files as read here",
+    "training": "a drafter that is trained for one is accepted more often",
+    "released": "a released model's answers have the tokens of plain decoding, in every precision",
+}
+USUAL_CHECKS: Final[tuple[Check, ...]] = ("logits", "tokens", "quantised", "gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,7 @@ class Family:
         name: `model_type` of its `config.json`.
         architecture: The name in its `architectures`.
         title: What a person calls it.
+        gguf: What llama.cpp calls it: `general.architecture` of its GGUF files.
         read: Gives the `DecoderConfig` fields that Llama has not, from a `config.json`.
         write: Gives the keys of a `config.json` that Llama has not.
         named: Gives tensors the names and the meaning that `NamedWeights` wants.
@@ -62,11 +75,13 @@ class Family:
         defaults: Keys that its `config.json` may leave out.
         biases_told: Keys that turn on biases which the decoder does not have.
         vision: The architecture of the same decoder with an image encoder before it.
+        checks: How it is tested.
     """
 
     name: str
     architecture: str
     title: str
+    gguf: str
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = as_llama
     write: Callable[["DecoderConfig"], dict[str, Any]] = written_as_llama
     named: Callable[[Tensors, "DecoderConfig"], Tensors] = named_as_llama
@@ -76,3 +91,4 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     biases_told: tuple[str, ...] = ("attention_bias", "mlp_bias")
     vision: str | None = None
+    checks: tuple[Check, ...] = USUAL_CHECKS

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from peagle.model.families.family import Family, Tensors
+from peagle.model.families.family import USUAL_CHECKS, Family, Tensors
 from peagle.model.families.reading import layers_of_kind, refuse, whole, window
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ GEMMA3 = Family(
     name="gemma3_text",
     architecture="Gemma3ForCausalLM",
     title="Gemma 3 (text)",
+    gguf="gemma3",
     read=_read,
     write=_write,
     named=_named,
@@ -101,4 +102,5 @@ GEMMA3 = Family(
         "tie_word_embeddings": True,
     },
     vision="Gemma3ForConditionalGeneration",
+    checks=(*USUAL_CHECKS, "training"),
 )

@@ -22,6 +22,7 @@ MISTRAL = Family(
     name="mistral",
     architecture="MistralForCausalLM",
     title="Mistral",
+    gguf="llama",
     read=_read,
     write=_write,
 )

@@ -81,6 +81,7 @@ PHI3 = Family(
     name="phi3",
     architecture="Phi3ForCausalLM",
     title="Phi-3, Phi-4",
+    gguf="phi3",
     read=_read,
     write=_write,
     named=_named,

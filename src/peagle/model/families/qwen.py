@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from peagle.errors import UnsupportedError
-from peagle.model.families.family import Experts, Family, Tensors
+from peagle.model.families.family import USUAL_CHECKS, Experts, Family, Tensors
 from peagle.model.families.reading import layers_of_kind, whole, window
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ QWEN2 = Family(
     name="qwen2",
     architecture="Qwen2ForCausalLM",
     title="Qwen2, Qwen2.5",
+    gguf="qwen2",
     read=_read_qwen2,
     write=_written_windows,
 )
@@ -103,14 +104,17 @@ QWEN3 = Family(
     name="qwen3",
     architecture="Qwen3ForCausalLM",
     title="Qwen3",
+    gguf="qwen3",
     read=_read_qwen3,
     write=_written_windows,
     defaults={"head_dim": 128},
+    checks=(*USUAL_CHECKS, "training"),
 )
 QWEN3_MOE = Family(
     name="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
     title="Qwen3-MoE, Qwen3-Coder",
+    gguf="qwen3moe",
     read=_read_moe,
     write=_write_moe,
     named=_named_moe,

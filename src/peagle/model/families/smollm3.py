@@ -42,6 +42,7 @@ SMOLLM3 = Family(
     name="smollm3",
     architecture="SmolLM3ForCausalLM",
     title="SmolLM3",
+    gguf="smollm3",
     read=_read,
     write=_write,
     defaults={"rope_theta": 2_000_000.0, "tie_word_embeddings": True},
