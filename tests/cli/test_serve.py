@@ -94,7 +94,7 @@ def test_keys_come_from_the_environment_too(told: Any, monkeypatch: pytest.Monke
         ("host: 5", "has host: 5. Input should be a valid string"),
         (
             "api_key: [secret, 5]",
-            "has api_key: the value that was given. Input should be a valid string",
+            "has api_key: the value that was given. Input should be",
         ),
         ("request_timeout: soon", "has request_timeout: 'soon'. Input should be a valid number"),
         ("threads: 1.5", "has threads: 1.5. Input should be a valid integer"),
@@ -106,7 +106,7 @@ def test_keys_come_from_the_environment_too(told: Any, monkeypatch: pytest.Monke
         ("port: 70000", "--port cannot be 70000. Input should be less than or equal to 65535"),
         (
             "access_key: AKIDTEST:short",
-            "--access-key cannot be the value that was given. String should match",
+            "--access-key cannot be the value that was given.",
         ),
         ("log_format: xml", "--log-format cannot be 'xml'. String should match"),
         ("- 1", "is no mapping"),
