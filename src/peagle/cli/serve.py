@@ -4,11 +4,11 @@ import json
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 import yaml
-from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
 
 from peagle.cli.options import (
     DEFAULT_MODEL,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from peagle.llm import LLM
 
 _USUAL: Final = ServeSettings()
-_FILE: Final = ConfigDict(extra="forbid", strict=True)
 _LISTS: Final = {
     "api_keys": "api_key",
     "access_keys": "access_key",
@@ -123,6 +122,14 @@ class ServeOptions(ModelOptions):
         )
 
 
+def _file_model() -> type[BaseModel]:
+    """Describe a file: the options under their names, of the types that they have."""
+    keys: dict[str, Any] = {
+        one.name: (one.type, one.default) for one in fields(ServeOptions) if one.name != "config"
+    }
+    return create_model("ServeFile", __config__=ConfigDict(extra="forbid", strict=True), **keys)
+
+
 @with_shared_options
 def serve(options: ServeOptions, *, context: typer.Context) -> None:
     """Serve a model behind OpenAI's and SageMaker's interfaces."""
@@ -174,41 +181,35 @@ def _with_file(options: ServeOptions, path: Path, context: typer.Context) -> Ser
         written["spec"] = json.dumps(written["spec"])
     if isinstance(written.get("corpus"), str):
         written["corpus"] = Path(written["corpus"])
-    if "config" in written:
-        raise _unknown_key("config", path)
+    file = _file_model()
     try:
-        checked = TypeAdapter(ServeOptions, config=_FILE).validate_python(written)
+        checked = file.model_validate(written)
     except ValidationError as found:
         first = found.errors(include_url=False)[0]
-        name = str(first["loc"][0])
-        if first["type"] == "unexpected_keyword_argument":
-            raise _unknown_key(name, path) from None
+    else:
+        wanted = {}
+        for name in written:
+            source = context.get_parameter_source(name)
+            if source is None or source.name == "DEFAULT":
+                wanted[name] = getattr(checked, name)
+        return replace(options, **wanted)
+    name = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
         raise InvalidRequestError(
-            f"The configuration {path} has {name}: {_shown(first)}.",
-            remedy=f"{first['msg']}; `peagle serve --help` says what "
-            f"--{name.replace('_', '-')} takes.",
+            f"The configuration {path} has an unknown key {name!r}.",
+            remedy=f"Known keys: {', '.join(file.model_fields)}.",
             field=name,
-        ) from None
-    wanted = {}
-    for name in written:
-        source = context.get_parameter_source(name)
-        if source is None or source.name == "DEFAULT":
-            wanted[name] = getattr(checked, name)
-    return replace(options, **wanted)
-
-
-def _unknown_key(name: str, path: Path) -> InvalidRequestError:
-    known = [one.name for one in fields(ServeOptions) if one.name != "config"]
-    return InvalidRequestError(
-        f"The configuration {path} has an unknown key {name!r}.",
-        remedy=f"Known keys: {', '.join(known)}.",
+        )
+    raise InvalidRequestError(
+        f"The configuration {path} has {name}: {_shown(first)}.",
+        remedy=f"{first['msg']}; `peagle serve --help` says what --{name.replace('_', '-')} takes.",
         field=name,
     )
 
 
 def _shown(error: "ErrorDetails") -> str:
     """Show a value that is wrong; a key is not shown."""
-    return "what it is" if "_key" in str(error["loc"][0]) else repr(error["input"])
+    return "the value that was given" if "_key" in str(error["loc"][0]) else repr(error["input"])
 
 
 def _tell(llm: "LLM", url: str, settings: "ServeSettings") -> None:

@@ -13,6 +13,7 @@ from peagle.serve.errors import ApiError
 
 _SECONDS_TO_SEND: Final = 60.0
 _SHOWN_VALUE_CHARACTERS: Final = 60
+_SHOWN_FIELD_CHARACTERS: Final = 100
 _PLAIN_LOCATIONS: Final = ("str", "int", "float", "list", "dict")
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -125,8 +126,8 @@ def _where(location: tuple[int | str, ...]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         elif not (path and (part in _PLAIN_LOCATIONS or "[" in part or part == "[key]")):
-            path += f".{part}" if path else part
-    return path
+            path += f".{part}" if path else (part or '""')
+    return path if len(path) <= _SHOWN_FIELD_CHARACTERS else path[:_SHOWN_FIELD_CHARACTERS] + "…"
 
 
 def _shown(value: Any) -> str:
