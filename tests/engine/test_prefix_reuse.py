@@ -1,4 +1,4 @@
-"""Prompts that begin as earlier texts: the same bits in the caches, the same tokens, less to read."""
+"""Prompts that begin as earlier texts: the same bits in the caches, the same tokens."""
 
 import functools
 from collections.abc import Sequence
@@ -86,6 +86,7 @@ def begun(
     params: SamplingParams,
     drafts: str = "none",
     oracle: Sequence[int] = (),
+    *,
     scope: str | None = None,
 ) -> Generation:
     generation = llm.prepare(
@@ -113,9 +114,10 @@ def answered(
     params: SamplingParams,
     drafts: str = "none",
     oracle: Sequence[int] = (),
+    *,
     scope: str | None = None,
 ) -> Result:
-    return ended(llm, begun(llm, prompt, params, drafts, oracle, scope))[0]
+    return ended(llm, begun(llm, prompt, params, drafts, oracle, scope=scope))[0]
 
 
 @functools.cache
