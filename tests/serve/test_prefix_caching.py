@@ -1,12 +1,15 @@
 """What a key has asked before is not read again for it, and is for every other key."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from peagle import LLM
+from peagle.cli.main import main
+from peagle.cli.options import ModelOptions
 from peagle.engine.engine import Engine
 from peagle.serve.settings import ServeSettings
 from tests.conftest import FREE
@@ -66,3 +69,31 @@ def test_many_answers_to_one_prompt_count_it_once(served: Served) -> None:
     assert usage["prompt_tokens_details"] == {
         "cached_tokens": (usage["prompt_tokens"] - 1) // 64 * 64
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ((), True),
+        (("--no-prefix-caching",), False),
+        (("--config", "serve.yaml"), False),
+    ],
+)
+def test_a_flag_and_a_key_of_the_file_turn_it_off(
+    options: tuple[str, ...], *, wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+
+    def load(self: ModelOptions, *, prefix_caching: bool, **_: object) -> None:
+        told.append(prefix_caching)
+
+    (tmp_path / "serve.yaml").write_text("no_prefix_caching: true\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ModelOptions, "load", load)
+    monkeypatch.setattr("peagle.serve.server.run", lambda load, *_: load())
+    monkeypatch.setattr("peagle.serve.request_log.set_up_logging", lambda *, as_json: None)
+    monkeypatch.setattr("sys.argv", ["peagle", "serve", *options])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert not left.value.code
+    assert told == [wanted]
