@@ -91,7 +91,7 @@ def test_a_flag_and_a_key_of_the_file_turn_it_off(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ModelOptions, "load", load)
     monkeypatch.setattr("peagle.serve.server.run", lambda load, *_: load())
-    monkeypatch.setattr("peagle.serve.request_log.set_up_logging", lambda *, as_json: None)
+    monkeypatch.setattr("peagle.serve.request_log.set_up_logging", lambda **_: None)
     monkeypatch.setattr("sys.argv", ["peagle", "serve", *options])
     with pytest.raises(SystemExit) as left:
         main()
