@@ -47,7 +47,7 @@ def main() -> None:
     groups = by_category(read_workload())
     prompts = [p for group in groups.values() for p in group[: arguments.per_category]]
     limits = {p.id: min(p.max_tokens or 256, arguments.max_tokens) for p in prompts}
-    llm = LLM(arguments.model, dtype="bfloat16")
+    llm = LLM(arguments.model, dtype="bfloat16", prefix_caching=False)
     reference = None if arguments.no_transformers else transformers_model(arguments.model)
     llm.generate("Hello", SamplingParams(max_tokens=8))
 

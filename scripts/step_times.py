@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     arguments = parser.parse_args()
-    llm = LLM(arguments.model)
+    llm = LLM(arguments.model, prefix_caching=False)
     workload = read_workload()
     params = SamplingParams(max_tokens=arguments.tokens, ignore_eos=True)
     parts = list(llm.engine.seconds.parts())

@@ -30,6 +30,7 @@ def test_json_is_one_object_with_the_documented_keys(peagle: Run, smollm2: LLM) 
     assert found["usage"] == {
         "prompt_tokens": len(expected.prompt_token_ids),
         "completion_tokens": 20,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     assert set(found["speculation"]) == {
         "method",

@@ -1,4 +1,4 @@
-"""Prompts that begin as earlier texts: the same bits in the caches, the same tokens, less to read."""
+"""Prompts that begin as earlier texts: the same bits in the caches, the same tokens."""
 
 import functools
 from collections.abc import Sequence
@@ -86,6 +86,7 @@ def begun(
     params: SamplingParams,
     drafts: str = "none",
     oracle: Sequence[int] = (),
+    *,
     scope: str | None = None,
 ) -> Generation:
     generation = llm.prepare(
@@ -113,9 +114,10 @@ def answered(
     params: SamplingParams,
     drafts: str = "none",
     oracle: Sequence[int] = (),
+    *,
     scope: str | None = None,
 ) -> Result:
-    return ended(llm, begun(llm, prompt, params, drafts, oracle, scope))[0]
+    return ended(llm, begun(llm, prompt, params, drafts, oracle, scope=scope))[0]
 
 
 @functools.cache
@@ -332,6 +334,26 @@ def test_answers_together_share_pages_and_stay_each_its_own(llm: LLM) -> None:
     assert [one.cached_tokens for one in sampled.sequences] == [128, 128]
     # Three questions and their answers of a page or two each, and the system prompt once.
     assert llm.engine.kv_cache.kept_pages <= 2 + 2 * len(questions) + 2
+
+
+def test_an_answer_whose_slots_others_take_over_still_has_one_to_draft_from(
+    smollm2: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smollm2, "engine", engine_of(smollm2))
+    prompt = asked(smollm2, "Which clock is slow?")
+    params = settings("greedy", max_tokens=12)
+    one = begun(smollm2, prompt[:128], params, "network")
+    smollm2.step()
+    state = one.sequences[0].drafter
+    assert state is not None
+    # Both pages of slots could be filled, which would leave none.
+    assert (state.observed, state.waiting) == (128, 128)
+    two = begun(smollm2, prompt, params, "network")
+    results = ended(smollm2, one, two)
+    assert results[0].token_ids == read_anew(smollm2, prompt[:128], params)
+    assert results[1].token_ids == read_anew(smollm2, prompt, params)
+    assert results[1].cached_tokens == 64
+    assert results[0].statistics.draft_passes > 0
 
 
 def test_under_a_small_budget_pages_go_and_come_and_nobody_waits_for_them(

@@ -74,7 +74,7 @@ class PrefixReuse:
             if other.drafter is None or other.cache is None:
                 continue
             if found[len(slots)] in other.cache.shared[len(slots) : len(slots) + 1]:
-                drafter.fill_pages(other.drafter)
+                drafter.fill_pages(other.drafter, goes_on=True)
                 self.keep(other, drafter)
                 slots = drafter.cache.find(_slot_keys(sequence, 0, len(found)))
         return slots
@@ -97,7 +97,7 @@ class PrefixReuse:
         and the target costs many times what the network does.
         """
         if drafter is not None and sequence.drafter is not None:
-            drafter.fill_pages(sequence.drafter)
+            drafter.fill_pages(sequence.drafter, goes_on=False)
         self.keep(sequence, drafter)
 
 

@@ -102,13 +102,19 @@ class Drafter(ABC):
         self.cache.adopt(state.cache, pages)
         state.observed = state.cache.length
 
-    def fill_pages(self, state: DrafterState) -> None:
-        """Compute waiting slots of a sequence as far as they fill pages of the KV cache."""
-        while waiting := state.waiting:
-            behind = state.observed // PAGE_POSITIONS * PAGE_POSITIONS - state.cache.length
+    def fill_pages(self, state: DrafterState, *, goes_on: bool) -> None:
+        """Compute waiting slots of a sequence as far as they fill pages of the KV cache.
+
+        Args:
+            state: The sequence.
+            goes_on: Whether it will be drafted for: the last slot then waits, to draft from.
+        """
+        ready = state.observed - goes_on
+        while state.waiting:
+            behind = ready // PAGE_POSITIONS * PAGE_POSITIONS - state.cache.length
             if behind <= 0:
                 return
-            slots = [state.take(min(waiting, behind, self.rows_per_pass))]
+            slots = [state.take(min(behind, self.rows_per_pass))]
             keep_slots(self.network.read(self.cache, slots, [0]), slots)
 
     def close(self, state: DrafterState) -> None:
