@@ -54,7 +54,9 @@ def attributes(told: Any) -> dict[str, Any]:
     for one in told.attributes:
         kind = one.value.WhichOneof("value")
         value = getattr(one.value, kind)
-        found[one.key] = [each.string_value for each in value.values] if kind == "array_value" else value  # fmt: skip
+        if kind == "array_value":
+            value = [each.string_value for each in value.values]
+        found[one.key] = value
     return found
 
 
