@@ -224,11 +224,11 @@ def _tell(llm: "LLM", url: str, settings: "ServeSettings") -> None:
     lines = (
         f"{llm.name} is ready: {llm.target.precision}, {llm.target.backend}, "
         f"speculation {spec.method}, context {llm.context_length}, loaded in {llm.load_s:.1f} s.",
-        f"  page       {url}/",
         f"  OpenAI     {url}/v1",
         f"  SageMaker  {url}, endpoint {llm.name}",
         f"  health     {url}/health",
         f"  metrics    {url}/metrics",
+        f"  page       {url}/",
         "",
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' {key}-d '{body}'",
     )

@@ -17,6 +17,7 @@ _TYPES: Final = {
 _FILES: Final = {
     "/" if file.name == "index.html" else f"/page/{file.name}": file
     for file in sorted(_FOLDER.iterdir())
+    if file.suffix in _TYPES
 }
 _HEADERS: Final = {
     # Nothing but this server's own files runs, and nothing is sent anywhere else.
