@@ -1,6 +1,6 @@
 """Bodies of JumpStart's text-generation containers: `inputs` and `parameters`.
 
-Fields, their ranges and what holds where they are not told are those of `GenerateParameters` in
+Fields, and what holds where they are not told, are those of `GenerateParameters` in
 Hugging Face's text-generation-inference, whose form these containers speak.
 """
 
