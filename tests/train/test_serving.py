@@ -6,6 +6,7 @@ import torch
 
 from peagle.draft.network.tensors import DRAFT_TO_TARGET, offsets
 from peagle.draft.network.torch_compute import TorchCompute
+from peagle.draft.peagle import markov
 from peagle.draft.peagle.drafter import PEagleDrafter
 from peagle.draft.peagle.network import PEagleNetwork
 from peagle.train.batch import make_batch
@@ -18,7 +19,11 @@ DEPTHS = 4
 
 
 @pytest.mark.parametrize("markov_rank", [0, 8])
-def test_serving_predicts_what_training_predicts(markov_rank: int) -> None:
+def test_serving_predicts_what_training_predicts(
+    markov_rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The tokens that are not scored anew would keep the share they had before.
+    monkeypatch.setattr(markov, "SCORED_TOKENS", DRAFT_VOCAB)
     config = config_of(markov_rank=markov_rank)
     network = network_of(config)
     document = documents_of(1, answer=12)[0]
