@@ -332,14 +332,20 @@ def test_charts_show_what_happens(page: Page, locked: Served) -> None:
     told = [one.find_element(By.TAG_NAME, "output").text for one in charts]
     assert "–" not in told
     assert told[4] == "0 / 0"
-    figures = locked.http.get("/live", headers={"Authorization": f"Bearer {KEY}"}).json()
-    bars = page.script(
-        "return [...document.querySelectorAll('#charts rect')]"
-        ".map((one) => one.height.baseVal.value)"
-    )
-    assert len(bars) > 2
-    # Each depth's bar fills its share of the chart, 52 high.
-    assert bars == pytest.approx([52 * share for share in figures["acceptance_by_depth"]], abs=0.01)
+
+    def bars() -> list[float]:
+        return page.script(
+            "return [...document.querySelectorAll('#charts rect')]"
+            ".map((one) => one.height.baseVal.value)"
+        )
+
+    def shares() -> list[float]:
+        live = locked.http.get("/live", headers={"Authorization": f"Bearer {KEY}"}).json()
+        return live["acceptance_by_depth"]
+
+    # Each depth's bar fills its share of the chart, 52 high; the last step may not be drawn yet.
+    page.until(lambda: bars() == pytest.approx([52 * share for share in shares()], abs=0.01))
+    assert len(bars()) > 2
 
     def falls() -> bool:
         """Whether the rate's line has come down from the chart's top to its ground."""
