@@ -1,6 +1,7 @@
 """The engine's thread: many requests at once, cancelled ones, full queues, failures, draining."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -171,7 +172,11 @@ def test_a_crash_of_a_step_fails_requests_and_the_service(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(service: EngineService, recorder: Recorder) -> None:
+        submitted = threading.Event()
+
         def crash() -> list[EngineSequence]:
+            # Not before all are submitted: a failed service takes no more.
+            submitted.wait(timeout=60)
             raise RuntimeError("the step is broken")
 
         monkeypatch.setattr(llm.engine, "step", crash)
@@ -179,6 +184,7 @@ def test_a_crash_of_a_step_fails_requests_and_the_service(
             service.submit(llm.prepare("Hi.", SamplingParams(max_tokens=6)), client="me")
             for _ in range(4)
         ]
+        submitted.set()
         for stream in streams:
             with pytest.raises(ApiError, match="engine has failed") as caught:
                 await ids(stream)
