@@ -33,6 +33,7 @@ from tests.model.random_models import (
 from tests.model.readings import (
     BUDGET,
     assert_tree_rows_equal_plain_decoding,
+    read_in_chunks,
     read_plainly,
     tokens_of,
 )
@@ -148,15 +149,7 @@ def test_chunking_and_threads_change_no_bit(quantization: Quantization, name: st
     plain = read_plainly(target, cache, tokens)
     for sizes in ([150], [1, 149], [64, 64, 22], [63, 2, 85]):
         for runner in (target, both) if sizes[0] > 1 else (target,):
-            sequence = cache.open(150)
-            seen = []
-            for size in sizes:
-                chunk = tokens[sequence.length : sequence.length + size]
-                output = runner.forward(cache, [SequenceRows(sequence, chunk)])
-                output.commit([range(size)])
-                seen.append(output.logits[0])
-            cache.close(sequence)
-            assert torch.equal(torch.cat(seen), plain), sizes
+            assert torch.equal(read_in_chunks(runner, cache, tokens, sizes), plain), sizes
 
 
 @pytest.mark.parametrize("window", [None, 70, 150])

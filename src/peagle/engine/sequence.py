@@ -108,6 +108,11 @@ class Sequence:
         return self.stops.finish_reason is not None or self.error is not None
 
     @property
+    def accepted(self) -> int:
+        """Draft tokens that the latest step accepted."""
+        return sum(origin is not Origin.TARGET for origin in self.origins[-self.newest :])
+
+    @property
     def depth_limit(self) -> int:
         """Most draft tokens that can still be accepted before the length limit."""
         return self.stops.remaining - 1

@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import psutil
 
-from peagle.engine.sequence import Origin
 from peagle.engine.sequence import Sequence as EngineSequence
 from peagle.llm import LLM
 from peagle.serve.service import AnswerStream
@@ -99,11 +98,8 @@ class LiveFigures:
 
 
 def _step(sequence: EngineSequence, now: float) -> _Step:
-    origins = sequence.origins[-sequence.newest :]
-    accepted = sum(origin is not Origin.TARGET for origin in origins)
-    return _Step(
-        now, sequence.newest, sequence.between_s, accepted if sequence.tree.tokens else None
-    )
+    accepted = sequence.accepted if sequence.tree.tokens else None
+    return _Step(now, sequence.newest, sequence.between_s, accepted)
 
 
 def _quantiles(weighted: Sequence[tuple[float, int]]) -> dict[str, float] | None:

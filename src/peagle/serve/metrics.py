@@ -48,7 +48,6 @@ class EngineMetrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._model = model
-        self._accepted: dict[EngineSequence, int] = {}
         self._queried = self._hits = 0
         self._running = self._gauge("num_requests_running", "Requests that the engine works on.")
         self._waiting = self._gauge("num_requests_waiting", "Requests that wait.")
@@ -127,8 +126,6 @@ class EngineMetrics:
     def ended(self, stream: AnswerStream, outcome: str) -> None:
         """Count a request that has ended."""
         sequences = stream.generation.sequences
-        for sequence in sequences:
-            self._accepted.pop(sequence, None)
         self._success.labels(self._model, "0", outcome).inc()
         if outcome not in ("stop", "length") or stream.admitted_at is None:
             return
@@ -153,15 +150,13 @@ class EngineMetrics:
             # Tokens of a step come together; each counts with its share of the time.
             for _ in range(new):
                 histogram.observe(sequence.between_s / new)
-        accepted = sequence.statistics.accepted_tokens - self._accepted.get(sequence, 0)
-        self._accepted[sequence] = sequence.statistics.accepted_tokens
         drafted = len(sequence.tree.tokens)
         if not drafted:
             return
         self._drafts.inc()
         self._draft_tokens.inc(drafted)
-        self._accepted_tokens.inc(accepted)
-        for depth in range(accepted):
+        self._accepted_tokens.inc(sequence.accepted)
+        for depth in range(sequence.accepted):
             self._by_position.labels(self._model, "0", str(depth)).inc()
 
     def _gauge(self, name: str, about: str) -> Gauge:

@@ -210,11 +210,7 @@ class GenerationRequest(BaseModel):
         return SamplingParams(**told)
 
     def generations(self, llm: LLM, client: str) -> list[Generation]:
-        """Make the request ready for the engine.
-
-        Args:
-            llm: The model.
-            client: Who asks; what others wrote shortens nobody's wait.
+        """Make the request ready for the engine (`forms.Asking.generations`).
 
         Raises:
             ApiError: It is impossible.
